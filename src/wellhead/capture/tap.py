@@ -1,0 +1,85 @@
+"""The tap: the one place where a forward pass leaves rows.
+
+A step keeps rows for two reasons: requests want some of them now, and with the ceiling at ``full`` every computed row is
+kept beside the KV, so that a later prefix hit still has it. Rows are gathered on the device, rounded once to the model's
+dtype, and leave it in one copy per step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from wellhead.types import DType
+
+TORCH_DTYPE: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def to_storage(rows: torch.Tensor) -> NDArray[Any]:
+    """A tensor as numpy holds its dtype (bfloat16 as uint16), on the host, sharing memory if it is there already."""
+    host = rows.detach().cpu()
+    if host.dtype is torch.bfloat16:
+        return host.view(torch.uint16).numpy()
+    return host.numpy()
+
+
+class RowStore:
+    """Hidden rows beside the KV pages: ``[pages, captured layers, page_size, H]`` in the model's dtype."""
+
+    def __init__(self, pages: int, page_size: int, layers: tuple[int, ...], hidden_size: int, like: torch.Tensor) -> None:
+        self.layers = layers
+        self.page_size = page_size
+        self.data = torch.empty(pages, len(layers), page_size, hidden_size, dtype=like.dtype, device=like.device)
+
+    def write(self, layer: int, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        """Rows ``[T, H]`` of one layer into slots (page * page_size + offset, int64 ``[T]``)."""
+        pages, offsets = slots // self.page_size, slots % self.page_size
+        self.data[pages, self.layers.index(layer), offsets] = rows
+
+    def read(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
+        pages, offsets = slots // self.page_size, slots % self.page_size
+        return self.data[pages, self.layers.index(layer), offsets]
+
+    def copy_page(self, source: int, target: int) -> None:
+        self.data[target].copy_(self.data[source])
+
+    @staticmethod
+    def bytes_per_token(layers: tuple[int, ...], hidden_size: int, dtype: DType) -> int:
+        return len(layers) * hidden_size * TORCH_DTYPE[dtype].itemsize
+
+
+class StepTap:
+    """Collects the rows of one step, of the layers ``wanted``, for the tokens at ``index`` (packed, int64 ``[k]``).
+
+    With a ``store``, the rows of all tokens also go into their slots, whoever asked.
+    """
+
+    def __init__(
+        self, wanted: frozenset[int], index: torch.Tensor, dtype: torch.dtype, store: RowStore | None, slots: torch.Tensor
+    ) -> None:
+        self._stored = frozenset(store.layers) if store is not None else frozenset[int]()
+        self._wanted = wanted if len(index) else frozenset[int]()
+        self._index = index
+        self._dtype = dtype
+        self._store = store
+        self._slots = slots
+        self.kept: dict[int, torch.Tensor] = {}
+
+    @property
+    def layers(self) -> frozenset[int]:
+        """Layers that a forward pass must show to this tap."""
+        return self._stored | self._wanted
+
+    def take(self, layer: int, rows: torch.Tensor) -> None:
+        """Keep what is wanted of ``rows [T, H]``, one per token, float32 or the model's dtype; they may change afterwards."""
+        self.take_at(layer, rows, self._index)
+
+    def take_at(self, layer: int, rows: torch.Tensor, index: torch.Tensor) -> None:
+        """The same where ``rows`` are only some tokens' (all of them if there is a store); ``index`` finds the kept ones in them."""
+        if layer in self._stored and self._store is not None:
+            rows = rows.to(self._dtype)
+            self._store.write(layer, self._slots, rows)
+        if layer in self._wanted:
+            self.kept[layer] = rows.index_select(0, index).to(self._dtype)

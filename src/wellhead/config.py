@@ -1,0 +1,235 @@
+"""What the user says (``EngineConfig``), and what holds (``Resolved``): frozen, without a None that means "guess"."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from wellhead.errors import InvalidConfig
+from wellhead.types import DTYPES, CaptureMode, DType
+
+SchedulePolicy = Literal["fcfs", "lpm"]
+PAGE_SIZES = (16, 32, 64, 128)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Options of an engine, under the names that SGLang has for them where it has them.
+
+    Every field is an option of ``Engine(...)`` and, with dashes, of the command line. ``None`` and ``"auto"`` mean
+    "derive it"; ``resolve`` does so once.
+
+    =========================== =====================================================================================
+    model_path                  directory, ``.gguf`` file or hub id
+    tokenizer_path              default: the model's own
+    skip_tokenizer_init         token ids in, token ids out
+    dtype                       ``auto`` (the checkpoint's), ``float32``, ``bfloat16``, ``float16``
+    device                      ``auto``, ``cpu``, ``cuda``
+    context_length              tokens a sequence may have; default and upper bound: the model's
+    return_hidden_states_mode   ceiling of the capture mode: ``off``, ``last`` (default), ``full``
+    enable_return_hidden_states SGLang's older switch: the same as ``full``; the mode wins if both are given
+    capture_layers              layers that requests may ask for, numbered as in Hugging Face; default ``(-1,)``
+    max_total_tokens            size of the KV pool; default: what ``mem_fraction_static`` of free memory holds, at most
+                                the larger of 32,768 and the context
+    mem_fraction_static         share of free memory that the KV pool may take at most
+    page_size                   tokens per page, also the key block of the attention: 16, 32, 64, 128
+    chunked_prefill_size        prompt tokens computed in one step; -1: whole prompts
+    max_running_requests        sequences that are in flight at once
+    max_queued_requests         sequences that may wait; more are refused as overloaded
+    schedule_policy             ``fcfs`` or ``lpm`` (longest prefix first)
+    disable_radix_cache         forget every prefix
+    random_seed                 from which requests without a ``sampling_seed`` get theirs
+    native_kernels              ``None``: compiled kernels where they can be had; True: or fail; False: torch operators
+    =========================== =====================================================================================
+    """
+
+    model_path: str
+    tokenizer_path: str | None = None
+    skip_tokenizer_init: bool = False
+    served_model_name: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    context_length: int | None = None
+    return_hidden_states_mode: str | None = None
+    enable_return_hidden_states: bool = False
+    capture_layers: tuple[int, ...] = (-1,)
+    max_total_tokens: int | None = None
+    mem_fraction_static: float = 0.5
+    page_size: int = 64
+    chunked_prefill_size: int | None = None
+    max_running_requests: int = 64
+    max_queued_requests: int = 4096
+    schedule_policy: str = "fcfs"
+    disable_radix_cache: bool = False
+    random_seed: int = 0
+    native_kernels: bool | None = None
+
+    @classmethod
+    def from_options(cls, options: dict[str, Any]) -> EngineConfig:
+        """Build from keyword options; an unknown one is an error that lists what there is."""
+        names = {f.name for f in dataclasses.fields(cls)}
+        unknown = sorted(set(options) - names)
+        if unknown:
+            raise InvalidConfig(f"unknown option {unknown[0]!r}; options are {', '.join(sorted(names))}", param=unknown[0])
+        if "capture_layers" in options:
+            options = {**options, "capture_layers": _layer_tuple(options["capture_layers"])}
+        return cls(**options)
+
+    def __post_init__(self) -> None:
+        _check_str(self, "model_path")
+        if not self.model_path:
+            raise InvalidConfig("model_path is empty", param="model_path")
+        for name in ("skip_tokenizer_init", "enable_return_hidden_states", "disable_radix_cache"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidConfig(f"{name} must be true or false, not {getattr(self, name)!r}", param=name)
+        if self.dtype not in ("auto", *DTYPES):
+            raise InvalidConfig(f"dtype must be auto, {', '.join(DTYPES)}, not {self.dtype!r}", param="dtype")
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise InvalidConfig(f"device must be auto, cpu or cuda, not {self.device!r}", param="device")
+        if self.schedule_policy not in get_args(SchedulePolicy):
+            raise InvalidConfig(f"schedule_policy must be fcfs or lpm, not {self.schedule_policy!r}", param="schedule_policy")
+        if self.page_size not in PAGE_SIZES:
+            raise InvalidConfig(f"page_size must be one of {PAGE_SIZES}, not {self.page_size!r}", param="page_size")
+        for name, low in (("max_running_requests", 1), ("max_queued_requests", 1), ("random_seed", 0)):
+            _check_int(self, name, low)
+        for name in ("context_length", "max_total_tokens"):
+            if getattr(self, name) is not None:
+                _check_int(self, name, 1)
+        if self.chunked_prefill_size is not None and self.chunked_prefill_size != -1:
+            _check_int(self, "chunked_prefill_size", 1)
+        if isinstance(self.mem_fraction_static, bool) or not isinstance(self.mem_fraction_static, (int, float)):
+            raise InvalidConfig("mem_fraction_static must be a number", param="mem_fraction_static")
+        if not 0 < self.mem_fraction_static < 1:
+            raise InvalidConfig(
+                f"mem_fraction_static must lie between 0 and 1, not {self.mem_fraction_static}", param="mem_fraction_static"
+            )
+        if not self.capture_layers:
+            raise InvalidConfig(
+                "capture_layers is empty; use return_hidden_states_mode='off' to capture nothing", param="capture_layers"
+            )
+        self.ceiling()
+
+    def ceiling(self) -> CaptureMode:
+        """The ceiling that these options ask for."""
+        mode = self.return_hidden_states_mode
+        if mode is None:
+            return CaptureMode.FULL if self.enable_return_hidden_states else CaptureMode.LAST
+        for known in CaptureMode:
+            if mode == known.word and isinstance(mode, str):
+                return known
+        raise InvalidConfig(
+            f"return_hidden_states_mode must be 'off', 'last' or 'full', not {mode!r}", param="return_hidden_states_mode"
+        )
+
+    def resolve(
+        self, *, model_dtype: DType, model_context: int, layers: int, device: str, bytes_per_token: int, free_bytes: int
+    ) -> Resolved:
+        """Derive what was left open.
+
+        ``bytes_per_token``: of KV and kept rows together; ``free_bytes``: memory left after the weights.
+
+        Raises ``InvalidConfig`` if the options contradict the model or the machine.
+        """
+        context = self.context_length or model_context
+        if context > model_context:
+            raise InvalidConfig(f"context_length {context} exceeds the model's {model_context}", param="context_length")
+        chunk = self.chunked_prefill_size
+        if chunk is None:
+            chunk = 512 if device == "cpu" else 4096
+        affordable = int(free_bytes * self.mem_fraction_static) // max(1, bytes_per_token)
+        tokens = self.max_total_tokens or min(affordable, max(32768, context))
+        pages = tokens // self.page_size
+        if pages < 2:
+            raise InvalidConfig(
+                f"a KV pool of {tokens} tokens is less than two pages of {self.page_size}; raise max_total_tokens or mem_fraction_static",
+                param="max_total_tokens",
+            )
+        if tokens > free_bytes // max(1, bytes_per_token):
+            raise InvalidConfig(
+                f"max_total_tokens {tokens} needs {tokens * bytes_per_token >> 20} MiB, {free_bytes >> 20} MiB are free",
+                param="max_total_tokens",
+            )
+        return Resolved(
+            model_path=self.model_path,
+            served_model_name=self.served_model_name or self.model_path,
+            dtype=model_dtype,
+            device=device,
+            context_length=context,
+            ceiling=self.ceiling(),
+            capture_layers=resolve_layers(self.capture_layers, layers, "capture_layers"),
+            layers=layers,
+            pages=pages,
+            page_size=self.page_size,
+            chunk=pages * self.page_size if chunk == -1 else chunk,
+            max_running=self.max_running_requests,
+            max_queued=self.max_queued_requests,
+            policy="lpm" if self.schedule_policy == "lpm" else "fcfs",
+            prefix_cache=not self.disable_radix_cache,
+            random_seed=self.random_seed,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """What the engine runs with; every room reads its numbers from here and nowhere else."""
+
+    model_path: str
+    served_model_name: str
+    dtype: DType
+    device: str
+    context_length: int
+    ceiling: CaptureMode
+    capture_layers: tuple[int, ...]
+    layers: int
+    pages: int
+    page_size: int
+    chunk: int
+    max_running: int
+    max_queued: int
+    policy: SchedulePolicy
+    prefix_cache: bool
+    random_seed: int
+
+    @property
+    def max_total_tokens(self) -> int:
+        return self.pages * self.page_size
+
+    @property
+    def rows_in_pages(self) -> bool:
+        """Are hidden rows kept beside the KV, so that they survive a prefix hit?"""
+        return self.ceiling is CaptureMode.FULL
+
+
+def resolve_layers(layers: tuple[int, ...], count: int, param: str) -> tuple[int, ...]:
+    """Hugging Face's numbers (0 .. count, or negative from the end) -> 0 .. count, refusing strangers and repeats."""
+    found: list[int] = []
+    for layer in layers:
+        if isinstance(layer, bool) or not isinstance(layer, int) or not -count - 1 <= layer <= count:
+            raise InvalidConfig(
+                f"{param}: layer {layer!r} is not in -{count + 1} .. {count} (0 = embeddings, {count} or -1 = final)", param=param
+            )
+        number = layer % (count + 1)
+        if number in found:
+            raise InvalidConfig(f"{param}: layer {layer} is named twice", param=param)
+        found.append(number)
+    return tuple(found)
+
+
+def _layer_tuple(value: Any) -> tuple[int, ...]:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (value,)
+    if isinstance(value, (list, tuple)) and all(isinstance(v, int) and not isinstance(v, bool) for v in value):
+        return tuple(value)
+    raise InvalidConfig(f"capture_layers must be a list of layer numbers, not {value!r}", param="capture_layers")
+
+
+def _check_str(config: EngineConfig, name: str) -> None:
+    if not isinstance(getattr(config, name), str):
+        raise InvalidConfig(f"{name} must be a string, not {getattr(config, name)!r}", param=name)
+
+
+def _check_int(config: EngineConfig, name: str, low: int) -> None:
+    value = getattr(config, name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise InvalidConfig(f"{name} must be a whole number of at least {low}, not {value!r}", param=name)

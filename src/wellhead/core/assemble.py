@@ -1,0 +1,146 @@
+"""From options to a running core: model, kernels, pages, threads of numbers that must agree."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import torch
+
+from wellhead.capture.tap import TORCH_DTYPE, RowStore
+from wellhead.config import EngineConfig, Resolved, resolve_layers
+from wellhead.core.engine import Core
+from wellhead.errors import InvalidConfig
+from wellhead.kernels import select_ops
+from wellhead.kernels.ops import Ops
+from wellhead.models.decoder import Decoder
+from wellhead.models.locate import load_spec, locate
+from wellhead.models.spec import ModelSpec
+from wellhead.models.weights import open_weights
+from wellhead.requests.normalize import Limits
+from wellhead.requests.text import TextStreams
+from wellhead.requests.tokenizer import Tokenizer
+from wellhead.runner.eager import EagerRunner
+from wellhead.types import DTYPES, DType
+
+log = logging.getLogger("wellhead")
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """Everything that one engine is made of. ``timings``: seconds by phase of the start."""
+
+    core: Core
+    config: Resolved
+    spec: ModelSpec
+    ops: Ops
+    tokenizer: Tokenizer | None
+    limits: Limits
+    timings: dict[str, float] = field(default_factory=dict)
+
+    def info(self) -> dict[str, Any]:
+        """What ``/server_info`` and the start-up line say."""
+        config = self.config
+        return {
+            "model_path": config.model_path,
+            "served_model_name": config.served_model_name,
+            "architecture": self.spec.architecture,
+            "dtype": config.dtype,
+            "device": config.device,
+            "return_hidden_states_mode": config.ceiling.word,
+            "capture_layers": list(config.capture_layers),
+            "num_layers": config.layers,
+            "hidden_size": self.spec.hidden_size,
+            "vocab_size": self.spec.vocab_size,
+            "context_length": config.context_length,
+            "page_size": config.page_size,
+            "pages": config.pages,
+            "max_total_tokens": config.max_total_tokens,
+            "max_running_requests": config.max_running,
+            "chunked_prefill_size": config.chunk,
+            "schedule_policy": config.policy,
+            "disable_radix_cache": not config.prefix_cache,
+            "kernels": self.ops.describe(),
+            "batch_invariant": self.ops.batch_invariant,
+            "start_seconds": self.timings,
+        }
+
+
+def assemble(options: EngineConfig) -> Assembled:
+    """Load the model and put an engine together; raises a child of ``WellheadError`` if any of it cannot be."""
+    clock = _Clock()
+    path = locate(options.model_path)
+    spec = load_spec(path)
+    _check_early(options, spec)
+    device = _device(options.device)
+    dtype: DType = spec.dtype if options.dtype == "auto" else _dtype(options.dtype)
+    tokenizer = (
+        None
+        if options.skip_tokenizer_init
+        else Tokenizer.load(locate(options.tokenizer_path) if options.tokenizer_path else path)
+    )
+    clock.lap("tokenizer")
+    ops = select_ops(TORCH_DTYPE[dtype], device, native=options.native_kernels)
+    clock.lap("kernels")
+    with open_weights(path, spec) as weights:
+        decoder = Decoder(spec, ops, weights.get, options.context_length or spec.context_length)
+    clock.lap("weights")
+    config = _resolve(options, spec, dtype, device)
+    runner = EagerRunner(decoder, config)
+    texts = TextStreams(tokenizer) if tokenizer is not None else None
+    core = Core(config, runner, spec.hidden_size, spec.eos_token_ids, texts)
+    clock.lap("pages")
+    limits = Limits(config, spec.vocab_size, tokenizer is not None)
+    return Assembled(core, config, spec, ops, tokenizer, limits, clock.laps)
+
+
+def _check_early(options: EngineConfig, spec: ModelSpec) -> None:
+    """What can be refused before gigabytes are read."""
+    resolve_layers(options.capture_layers, spec.layers, "capture_layers")
+    if options.context_length is not None and options.context_length > spec.context_length:
+        raise InvalidConfig(
+            f"context_length {options.context_length} exceeds the model's {spec.context_length}", param="context_length"
+        )
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise InvalidConfig("device cuda was asked for, but torch finds no GPU", param="device")
+    return torch.device(wanted)
+
+
+def _dtype(name: str) -> DType:
+    return next(d for d in DTYPES if d == name)
+
+
+def _resolve(options: EngineConfig, spec: ModelSpec, dtype: DType, device: torch.device) -> Resolved:
+    size = TORCH_DTYPE[dtype].itemsize
+    per_token = 2 * spec.layers * spec.kv_heads * spec.head_dim * size
+    if options.ceiling().word == "full":
+        layers = resolve_layers(options.capture_layers, spec.layers, "capture_layers")
+        per_token += RowStore.bytes_per_token(layers, spec.hidden_size, dtype)
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    return options.resolve(
+        model_dtype=dtype,
+        model_context=spec.context_length,
+        layers=spec.layers,
+        device=device.type,
+        bytes_per_token=per_token,
+        free_bytes=free,
+    )
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._at = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = round(now - self._at, 3)
+        self._at = now

@@ -1,0 +1,178 @@
+"""The engine's heart: requests in, outputs out, one step at a time, on one thread."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from wellhead.cache.space import Space
+from wellhead.capture.sink import make_sink
+from wellhead.config import Resolved
+from wellhead.errors import InternalError, Overloaded, RequestAborted, RequestTimeout, WellheadError
+from wellhead.requests.text import TextStreams
+from wellhead.results.processor import Processor
+from wellhead.scheduler.scheduler import Scheduler
+from wellhead.scheduler.sequence import Sequence
+from wellhead.step import Plan, Runner
+from wellhead.types import FinishReason, Output, Request
+
+log = logging.getLogger("wellhead")
+
+
+@dataclass(slots=True)
+class Counters:
+    """What has happened since the start; read by metrics, never reset."""
+
+    steps: int = 0
+    requests: int = 0
+    finished: int = 0
+    failed: int = 0
+    aborted: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    output_tokens: int = 0
+    rows: int = 0
+    row_bytes: int = 0
+    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=256))
+
+
+class Core:
+    """Submit, abort, step. Not thread-safe: whoever owns it calls it from one thread.
+
+    Every request that ``submit`` took gets exactly one terminal output from a later ``step`` (or from ``abort_all``).
+    """
+
+    def __init__(
+        self, config: Resolved, runner: Runner, hidden_size: int, eos_ids: tuple[int, ...], texts: TextStreams | None
+    ) -> None:
+        self.config = config
+        self.runner = runner
+        self.space = Space(config.pages, config.page_size, prefix_cache=config.prefix_cache)
+        self.scheduler = Scheduler(config, self.space, eos_ids)
+        self.results = Processor(config.dtype, eos_ids, texts.decode if texts is not None else None)
+        self.counters = Counters()
+        self._hidden_size = hidden_size
+        self._texts = texts
+        self._order = 0
+        self._ended: list[Output] = []
+
+    @property
+    def idle(self) -> bool:
+        return self.scheduler.idle and not self._ended
+
+    # --- the door -----------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Take a request, or raise ``Overloaded`` and take nothing."""
+        if len(self.scheduler.waiting) >= self.config.max_queued:
+            raise Overloaded(f"{self.config.max_queued} requests are waiting already; try again later")
+        sink = make_sink(
+            request.capture, self.config.dtype, self._hidden_size, request.prompt_tokens, request.sampling.max_new_tokens
+        )
+        text = self._texts.open(request) if self._texts is not None else None
+        self.scheduler.add(Sequence(request, order=self._order, arrival=time.monotonic(), sink=sink, text=text))
+        self._order += 1
+        self.counters.requests += 1
+
+    def abort(self, rid: str) -> int:
+        """End every sequence of the request ``rid`` (all its samples); how many there were. Their outputs come with the next step."""
+        mine = [s for s in self.scheduler.all() if rid in (s.request.rid, s.key)]
+        for seq in mine:
+            self._end(seq, RequestAborted(f"request {rid!r} was aborted"))
+        self.counters.aborted += len(mine)
+        return len(mine)
+
+    def abort_all(self, error: WellheadError) -> list[Output]:
+        """End everything with this error; the terminal outputs."""
+        for seq in self.scheduler.all():
+            self._end(seq, error)
+        ended, self._ended = self._ended, []
+        return ended
+
+    def flush_cache(self) -> bool:
+        """Forget all cached prefixes; False, and nothing done, while requests run."""
+        return self.space.flush()
+
+    # --- one step -----------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Output]:
+        """Plan, run, judge, settle. A failure of the step ends its sequences with an error; the engine goes on."""
+        self._expire()
+        started = time.perf_counter()
+        plan = self.scheduler.plan()
+        outputs = []
+        if plan.rows:
+            try:
+                outputs = self._run(plan)
+            except Exception as error:
+                log.exception("step %d failed", plan.number)
+                self._fail(plan, error)
+            self.counters.step_seconds.append(time.perf_counter() - started)
+        elif not self.scheduler.idle and not self._ended:
+            self._fail_stuck()
+        ended, self._ended = self._ended, []
+        self._count(outputs)
+        return ended + outputs
+
+    def _run(self, plan: Plan) -> list[Output]:
+        result = self.runner.run(plan)
+        outputs = self.results.process(plan, result, self.scheduler.get)
+        self.scheduler.settle(plan)
+        counters = self.counters
+        counters.steps += 1
+        counters.computed_tokens += plan.tokens
+        counters.rows += result.produced
+        return outputs
+
+    def _fail(self, plan: Plan, error: Exception) -> None:
+        wrapped = error if isinstance(error, WellheadError) else InternalError(f"step {plan.number} failed: {error!r}")
+        for row in plan.rows:
+            seq = self.scheduler.get(row.key)
+            if seq is not None:
+                self._end(seq, wrapped)
+
+    def _fail_stuck(self) -> None:
+        """Nothing can run and nothing will change that: end the head of the queue rather than hang."""
+        seq: Sequence = self.scheduler.waiting.values()[0]
+        log.error("request %s cannot be scheduled: %s", seq.request.rid, self.space.counts())
+        self._end(seq, InternalError(f"request {seq.request.rid!r} could not be scheduled"))
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for seq in self.scheduler.all():
+            if seq.deadline is not None and now > seq.deadline:
+                self._end(seq, RequestTimeout(f"request {seq.request.rid!r} ran out of its {seq.request.timeout:g} s"))
+
+    def _end(self, seq: Sequence, error: WellheadError) -> None:
+        self.scheduler.drop(seq)
+        self._ended.append(self._last_word(seq, error))
+
+    @staticmethod
+    def _last_word(seq: Sequence, error: WellheadError) -> Output:
+        request = seq.request
+        if isinstance(error, RequestAborted):
+            finish = FinishReason("abort", message=error.message)
+            return Output(key=seq.key, rid=request.rid, finish=finish, usage=seq.usage())
+        return Output(key=seq.key, rid=request.rid, error=error, usage=seq.usage())
+
+    def _count(self, outputs: list[Output]) -> None:
+        counters = self.counters
+        for output in outputs:
+            if output.error is not None:
+                counters.failed += 1
+            elif output.finish is not None:
+                counters.finished += 1
+                counters.prompt_tokens += output.usage.prompt_tokens
+                counters.cached_tokens += output.usage.cached_tokens
+                counters.output_tokens += output.usage.completion_tokens
+                counters.row_bytes += output.hidden_states.nbytes if output.hidden_states is not None else 0
+
+    def check_integrity(self) -> None:
+        """Raise ``InternalError`` unless pages, leases and sequences agree; for tests, after every engine test."""
+        self.space.check_integrity()
+        leased = {id(s.lease) for s in self.scheduler.running}
+        if len(leased) != self.space.leases or any(s.lease is not None for s in self.scheduler.waiting.values()):
+            raise InternalError(f"{self.space.leases} leases are out, {len(leased)} sequences run")

@@ -1,0 +1,177 @@
+"""The engine on a thread of its own: an inbox of commands, and a reply function per request.
+
+Nobody else touches the ``Core``. Every request that was accepted gets exactly one terminal output, also if the thread dies
+or is closed; whoever waits is told.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from wellhead.core.engine import Core
+from wellhead.errors import EngineClosed, WellheadError
+from wellhead.types import Output, Request
+
+log = logging.getLogger("wellhead")
+
+Reply = Callable[[Output], None]
+"""Called on the engine's thread with each output of a request, the terminal one last. It must not block."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    requests: tuple[Request, ...]
+    reply: Reply
+    done: Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    function: Callable[[Core], Any]
+    done: Future[Any]
+
+
+class EngineLoop:
+    """Runs a core until it is closed. Methods may be called from any thread."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._inbox: queue.SimpleQueue[_Submit | _Call | None] = queue.SimpleQueue()
+        self._replies: dict[str, Reply] = {}
+        self._error: WellheadError | None = None
+        self._lock = threading.Lock()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="wellhead-engine", daemon=True)
+        self._thread.start()
+
+    # --- any thread ---------------------------------------------------------------------------------------------
+
+    @property
+    def healthy(self) -> bool:
+        return self._error is None and self._thread.is_alive()
+
+    @property
+    def error(self) -> WellheadError | None:
+        """Why the engine does not run, if it does not."""
+        return self._error
+
+    def submit(self, requests: tuple[Request, ...], reply: Reply) -> Future[None]:
+        """Hand over requests as a whole; ``reply`` gets their outputs. The future fails (``Overloaded``, ``EngineClosed``)
+        if they were not taken, in which case there are no replies."""
+        done: Future[None] = Future()
+        self._post(_Submit(requests, reply, done), done)
+        return done
+
+    def call(self, function: Callable[[Core], Any]) -> Future[Any]:
+        """Run a function on the core, between two steps."""
+        done: Future[Any] = Future()
+        self._post(_Call(function, done), done)
+        return done
+
+    def abort(self, rid: str) -> Future[int]:
+        """End all samples of a request; how many sequences that were."""
+        return self.call(lambda core: core.abort(rid))
+
+    def close(self, timeout: float | None = 30.0) -> None:
+        """Stop after the step that runs; requests that are still there end with ``EngineClosed``. Harmless if repeated."""
+        with self._lock:
+            if not self._closing:
+                self._closing = True
+                self._inbox.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    def _post(self, message: _Submit | _Call, done: Future[Any]) -> None:
+        with self._lock:
+            if not self._closing and self._error is None:
+                self._inbox.put(message)
+                return
+        done.set_exception(self._error or EngineClosed("the engine was shut down"))
+
+    # --- the engine's thread --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        error: WellheadError = EngineClosed("the engine was shut down")
+        try:
+            while self._take_messages():
+                for output in self._core.step():
+                    self._deliver(output)
+        except BaseException as crash:
+            log.exception("the engine's thread died")
+            error = EngineClosed(f"the engine died: {crash!r}")
+        self._end(error)
+
+    def _take_messages(self) -> bool:
+        """Handle what came in; wait for it if there is nothing else to do. False: close."""
+        while True:
+            try:
+                message = self._inbox.get(block=self._core.idle)
+            except queue.Empty:
+                return True
+            if message is None:
+                return False
+            if isinstance(message, _Submit):
+                self._accept(message)
+            else:
+                self._carry_out(message)
+
+    def _accept(self, message: _Submit) -> None:
+        if not message.done.set_running_or_notify_cancel():
+            return
+        taken: list[Request] = []
+        try:
+            for request in message.requests:
+                self._core.submit(request)
+                self._replies[request.key] = message.reply
+                taken.append(request)
+        except WellheadError as error:
+            for request in taken:
+                del self._replies[request.key]
+                self._core.abort(request.key)
+            message.done.set_exception(error)
+            return
+        message.done.set_result(None)
+
+    def _carry_out(self, message: _Call) -> None:
+        if not message.done.set_running_or_notify_cancel():
+            return
+        try:
+            message.done.set_result(message.function(self._core))
+        except Exception as error:
+            message.done.set_exception(error)
+
+    def _deliver(self, output: Output) -> None:
+        reply = self._replies.get(output.key)
+        if output.terminal:
+            self._replies.pop(output.key, None)
+        if reply is None:
+            return
+        try:
+            reply(output)
+        except Exception:
+            log.exception("a reply function failed for request %s", output.rid)
+
+    def _end(self, error: WellheadError) -> None:
+        with self._lock:
+            self._error = error
+        try:
+            for output in self._core.abort_all(error):
+                self._deliver(output)
+        except Exception:
+            log.exception("could not end all requests in order")
+        for key, reply in list(self._replies.items()):
+            self._replies.pop(key)
+            reply(Output(key=key, rid=key.split("#")[0], error=error))
+        while True:
+            try:
+                message = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if message is not None and message.done.set_running_or_notify_cancel():
+                message.done.set_exception(error)

@@ -1,0 +1,355 @@
+"""The Python way in: ``wellhead.Engine``, with SGLang's names, and ``extract`` for what Wellhead is for."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import queue
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from wellhead.config import EngineConfig
+from wellhead.core.assemble import Assembled, assemble
+from wellhead.core.loop import EngineLoop
+from wellhead.errors import InvalidRequest, WellheadError
+from wellhead.frontends.native import Reply
+from wellhead.requests.normalize import Batch, normalize
+from wellhead.types import DTYPES, DType, HiddenStates, Output, narrow
+
+ExtractMode = Literal["last", "full", "mean"]
+Extracted = tuple[int, HiddenStates | WellheadError]
+
+#: Texts that are tokenised and submitted at once, and requests that may be in flight, in bulk extraction.
+BULK_BATCH = 128
+BULK_IN_FLIGHT = 512
+
+
+class Engine:
+    """A model, ready to be asked for hidden states and text.
+
+    Options are the fields of ``EngineConfig``. Methods may be called from any thread; requests of all callers are
+    batched together. Use it as a context manager, or call ``shutdown``.
+
+    >>> with Engine(model_path="path/to/model", return_hidden_states_mode="full") as engine:  # doctest: +SKIP
+    ...     X = engine.extract(["one text", "another"])          # float32 [2, hidden_size]
+    """
+
+    def __init__(self, model_path: str, **options: Any) -> None:
+        self.config = EngineConfig.from_options({"model_path": model_path, **options})
+        self._assembled: Assembled = assemble(self.config)
+        self._seeds = itertools.count(self._assembled.config.random_seed * 1_000_003)
+        self.loop = EngineLoop(self._assembled.core)
+
+    # --- context ------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """Stop; requests that still run end with ``EngineClosed``. Harmless if repeated."""
+        self.loop.close()
+
+    # --- facts --------------------------------------------------------------------------------------------------
+
+    @property
+    def hidden_size(self) -> int:
+        return self._assembled.spec.hidden_size
+
+    @property
+    def assembled(self) -> Assembled:
+        """What the engine is made of: resolved configuration, model spec, tokenizer, kernels."""
+        return self._assembled
+
+    def info(self) -> dict[str, Any]:
+        """Model, dtype, ceiling, pages, kernels, ``batch_invariant``."""
+        return self._assembled.info()
+
+    def flush_cache(self) -> bool:
+        """Forget all cached prefixes; False, and nothing done, while requests run."""
+        return bool(self.loop.call(lambda core: core.flush_cache()).result())
+
+    def abort(self, rid: str) -> int:
+        """End all samples of a request; how many sequences that were."""
+        return self.loop.abort(rid).result()
+
+    def check_integrity(self) -> None:
+        """Raise ``InternalError`` unless all pages are accounted for."""
+        self.loop.call(lambda core: core.check_integrity()).result()
+
+    # --- generate -----------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: Any = None,
+        input_ids: Any = None,
+        *,
+        return_hidden_states: Any = False,
+        stream: bool = False,
+        **fields: Any,
+    ) -> Any:
+        """One prompt or a batch, as SGLang's ``Engine.generate``: a dict per prompt and sample, or an iterator of them.
+
+        ``return_hidden_states``: ``False``, ``"last"`` or ``True``, one for all or one per prompt. Further fields are
+        those of ``/generate``: ``return_logprob``, ``logprob_start_len``, ``top_logprobs_num``, ``token_ids_logprob``,
+        ``hidden_states_layers``, ``hidden_states_pooling``, ``incremental_hidden_states``, ``rid``, ``timeout``.
+
+        ``meta_info["hidden_states"]`` holds float32 numpy arrays: ``"last"`` ``[H]``; ``True`` a list of N entries,
+        the prompt's ``[P, H]`` and one ``[H]`` for each further output token.
+
+        Raises ``InvalidRequest`` before anything runs, or the error of the first request that failed.
+        """
+        batch = self._normalize(prompt, sampling_params, input_ids, return_hidden_states, stream, fields)
+        pieces: queue.SimpleQueue[Output] = queue.SimpleQueue()
+        self.loop.submit(batch.requests, pieces.put).result()
+        if stream:
+            return self._iterate(batch, pieces)
+        replies = self._replies(batch)
+        for _ in batch.requests:
+            output = pieces.get()
+            self._update(replies, output, batch)
+        results = [reply.to_dict() for reply in replies.values()]
+        return results[0] if batch.single else results
+
+    def _iterate(self, batch: Batch, pieces: queue.SimpleQueue[Output]) -> Iterator[dict[str, Any]]:
+        replies = self._replies(batch)
+        open_ = set(replies)
+        try:
+            while open_:
+                output = pieces.get()
+                yield self._event(replies, output, batch)
+                if output.terminal:
+                    open_.discard(output.key)
+        finally:
+            for key in open_:
+                self.loop.abort(key)
+
+    async def async_generate(
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: Any = None,
+        input_ids: Any = None,
+        *,
+        return_hidden_states: Any = False,
+        stream: bool = False,
+        **fields: Any,
+    ) -> Any:
+        """``generate`` for coroutines; with ``stream`` it returns an async iterator. Cancelling aborts the request."""
+        batch = self._normalize(prompt, sampling_params, input_ids, return_hidden_states, stream, fields)
+        events = self._async_events(batch)
+        if stream:
+            return events
+        last: dict[str, dict[str, Any]] = {}
+        async for event in events:
+            last[event.pop("_key")] = event
+        results = [last[r.key] for r in batch.requests]
+        return results[0] if batch.single else results
+
+    async def _async_events(self, batch: Batch) -> AsyncIterator[dict[str, Any]]:
+        here = asyncio.get_running_loop()
+        pieces: asyncio.Queue[Output] = asyncio.Queue()
+
+        def reply(output: Output) -> None:
+            here.call_soon_threadsafe(pieces.put_nowait, output)
+
+        await asyncio.wrap_future(self.loop.submit(batch.requests, reply))
+        replies = self._replies(batch)
+        open_ = set(replies)
+        try:
+            while open_:
+                output = await pieces.get()
+                event = self._event(replies, output, batch)
+                if output.terminal:
+                    open_.discard(output.key)
+                yield event if batch.requests[0].stream else {**event, "_key": output.key}
+        finally:
+            for key in open_:
+                self.loop.abort(key)
+
+    def _normalize(
+        self, prompt: Any, sampling_params: Any, input_ids: Any, return_hidden_states: Any, stream: bool, fields: dict[str, Any]
+    ) -> Batch:
+        payload = {
+            "text": prompt,
+            "input_ids": input_ids,
+            "sampling_params": sampling_params,
+            "return_hidden_states": return_hidden_states,
+            "stream": stream,
+            **fields,
+        }
+        return self.normalize(payload)
+
+    def normalize(self, payload: dict[str, Any]) -> Batch:
+        """A payload of ``/generate`` -> validated requests."""
+        tokenizer = self._assembled.tokenizer
+        return normalize(payload, self._assembled.limits, tokenizer.encode_batch if tokenizer else _no_tokenizer, self._next_seed)
+
+    def _next_seed(self) -> int:
+        return next(self._seeds)
+
+    def _replies(self, batch: Batch) -> dict[str, Reply]:
+        tokenizer = self._assembled.tokenizer
+        return {r.key: Reply(r, tokenizer.token_text if tokenizer else None) for r in batch.requests}
+
+    def _update(self, replies: dict[str, Reply], output: Output, batch: Batch) -> None:
+        """Take an output; if it is an error, the rest of the batch is not wanted any more."""
+        try:
+            replies[output.key].update(output)
+        except WellheadError:
+            for request in batch.requests:
+                self.loop.abort(request.key)
+            raise
+
+    def _event(self, replies: dict[str, Reply], output: Output, batch: Batch) -> dict[str, Any]:
+        self._update(replies, output, batch)
+        event = replies[output.key].to_dict()
+        if not batch.single:
+            event["index"] = list(replies).index(output.key)
+        return event
+
+    # --- extract ------------------------------------------------------------------------------------------------
+
+    def extract(
+        self,
+        texts: Iterable[str] | Iterable[list[int]],
+        mode: ExtractMode = "last",
+        *,
+        layers: list[int] | None = None,
+        dtype: DType = "float32",
+        progress: bool = False,
+    ) -> Any:
+        """Hidden states of texts (or of token id lists), no token generated.
+
+        ``mode``: ``"last"`` -> array ``[n, H]``, the last token's row; ``"mean"`` -> ``[n, H]``, the mean over all rows;
+        ``"full"`` -> a list of arrays ``[tokens_i, H]``. ``layers``: a dict from each layer number to such a result.
+        ``dtype``: ``float32`` and ``float16`` give numpy arrays; ``bfloat16``, which numpy lacks, torch tensors.
+
+        Row i belongs to text i. Raises the first error, naming the text by its index.
+        """
+        if dtype not in DTYPES:
+            raise InvalidRequest(f"dtype must be {', '.join(DTYPES)}, not {dtype!r}", param="dtype")
+        items: list[Any] = list(texts)
+        found: list[HiddenStates | None] = [None] * len(items)
+        for i, states in self.extract_iter(items, mode, layers=layers, progress=progress):
+            if isinstance(states, WellheadError):
+                raise type(states)(f"text {i}: {states.message}", param=states.param)
+            found[i] = states
+        numbers = layers if layers is not None else [None]
+        results = {layer: self._gather([s for s in found if s is not None], mode, layer, dtype) for layer in numbers}
+        return results if layers is not None else results[None]
+
+    def _gather(self, found: list[HiddenStates], mode: ExtractMode, layer: int | None, dtype: DType) -> Any:
+        if mode == "full":
+            return [as_dtype(s, layer, dtype) for s in found]
+        if dtype == "bfloat16":
+            rows = [as_dtype(s, layer, dtype) for s in found]
+            return torch.stack(rows) if rows else torch.empty(0, self.hidden_size, dtype=torch.bfloat16)
+        rows_np: NDArray[Any] = np.empty((len(found), self.hidden_size), dtype)
+        for i, states in enumerate(found):
+            rows_np[i] = states.numpy(layer)
+        return rows_np
+
+    def extract_iter(
+        self,
+        texts: Iterable[str] | Iterable[list[int]],
+        mode: ExtractMode = "last",
+        *,
+        layers: list[int] | None = None,
+        progress: bool = False,
+    ) -> Iterator[Extracted]:
+        """The same one by one, as they get ready: ``(index, HiddenStates or the error of that text)``.
+
+        Any number of texts in bounded memory: only some hundred are in flight at once. A text that cannot be served
+        gives an error in its place and the others go on. Options that are wrong for all raise at once.
+        """
+        fields = self._extract_fields(mode, layers)
+        self.normalize({"input_ids": [0], **fields})
+        return self._extract_all(iter(texts), fields, progress)
+
+    @staticmethod
+    def _extract_fields(mode: ExtractMode, layers: list[int] | None) -> dict[str, Any]:
+        if mode not in ("last", "full", "mean"):
+            raise InvalidRequest(f"mode must be last, full or mean, not {mode!r}", param="mode")
+        fields: dict[str, Any] = {
+            "sampling_params": {"max_new_tokens": 0},
+            "return_hidden_states": {"last": "last", "full": True, "mean": "last"}[mode],
+            "hidden_states_layers": layers,
+        }
+        if mode == "mean":
+            fields["hidden_states_pooling"] = "mean"
+        return fields
+
+    def _extract_all(self, texts: Iterator[Any], fields: dict[str, Any], progress: bool) -> Iterator[Extracted]:
+        done: queue.SimpleQueue[Output] = queue.SimpleQueue()
+        index: dict[str, int] = {}
+        numbered = enumerate(texts)
+        bar = tqdm(desc="extract", unit=" texts", disable=not progress)
+        try:
+            more = True
+            while more or index:
+                if more and len(index) <= BULK_IN_FLIGHT - BULK_BATCH:
+                    part = list(itertools.islice(numbered, BULK_BATCH))
+                    more = len(part) == BULK_BATCH
+                    yield from self._submit_part(part, fields, done.put, index)
+                elif index:
+                    output = done.get()
+                    bar.update()
+                    yield index.pop(output.key), result_of(output)
+        finally:
+            bar.close()
+            for key in index:
+                self.loop.abort(key)
+
+    def _submit_part(
+        self, part: list[tuple[int, Any]], fields: dict[str, Any], reply: Callable[[Output], None], index: dict[str, int]
+    ) -> Iterator[Extracted]:
+        """Submit a part of the texts; those that are refused come out as errors at once."""
+        if not part:
+            return
+        kind = "text" if isinstance(part[0][1], str) else "input_ids"
+        try:
+            batch = self.normalize({kind: [t for _, t in part], **fields})
+        except WellheadError as error:
+            if len(part) == 1:
+                yield part[0][0], error
+                return
+            half = len(part) // 2
+            yield from self._submit_part(part[:half], fields, reply, index)
+            yield from self._submit_part(part[half:], fields, reply, index)
+            return
+        index.update((request.key, i) for (i, _), request in zip(part, batch.requests, strict=True))
+        try:
+            self.loop.submit(batch.requests, reply).result()
+        except WellheadError as error:
+            for request in batch.requests:
+                yield index.pop(request.key), error
+
+
+def result_of(output: Output) -> HiddenStates | WellheadError:
+    """The hidden states that a finished extraction carries, or its error."""
+    if output.error is not None:
+        return output.error
+    if output.hidden_states is None:
+        return InvalidRequest(f"request {output.rid!r} ended without hidden states: {output.finish}")
+    return output.hidden_states
+
+
+def as_dtype(states: HiddenStates, layer: int | None, dtype: DType) -> Any:
+    """One layer in ``dtype``: numpy for float32 and float16, a torch tensor for bfloat16; no copy where the dtypes agree."""
+    if dtype != "bfloat16":
+        return states.numpy(layer).astype(dtype, copy=False)
+    raw = states.raw(layer) if states.dtype == "bfloat16" else narrow(states.numpy(layer), "bfloat16")
+    return torch.from_numpy(raw).view(torch.bfloat16)
+
+
+def _no_tokenizer(texts: list[str]) -> list[list[int]]:
+    raise InvalidRequest("this engine has no tokenizer; send input_ids", param="text")

@@ -1,0 +1,178 @@
+"""``Ops`` over the compiled kernels of ``csrc/``: the CPU, one order of sums per row whatever else is in the call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from wellhead.errors import InvalidConfig
+from wellhead.kernels import build
+from wellhead.kernels.ops import Activation, KVPages, Packed, Packing
+from wellhead.kernels.plain import SUPPORTED, check_glu, check_weights
+
+BLOCK = 32  # columns of a packed block; kCols of csrc/numbers.h
+PAGE_SIZES = (16, 32, 64, 128)
+
+
+class NativeOps:
+    """Packed weights and pages, described in ``csrc/kernels.h``.
+
+    bfloat16 is multiplied as such where the processor can (AVX512 or AMX), else widened to float32, as float16 always is.
+    """
+
+    name = "native"
+    batch_invariant = True
+    device = torch.device("cpu")
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """Raises BuildFailed when the extension cannot be built, InvalidConfig when this processor or dtype is not supported."""
+        if dtype not in SUPPORTED:
+            raise InvalidConfig(f"dtype {dtype} is not one of float32, bfloat16, float16", param="dtype")
+        build.load()
+        self.dtype = dtype
+        kernels = torch.ops.wellhead
+        self._linear = kernels.linear.default
+        self._linear_add = kernels.linear_add_.default
+        self._glu = kernels.glu.default
+        self._embed = kernels.embed.default
+        self._norm = kernels.norm.default
+        self._norm_add = kernels.norm_add_.default
+        self._rope_store = kernels.rope_store.default
+        self._attend = kernels.attend.default
+        self._pairs = dtype == torch.bfloat16
+        failure = self._probe()
+        if failure and self._pairs:
+            self._pairs = False
+            failure = self._probe()
+        if failure:
+            raise InvalidConfig(f"this processor has no matrix product for {dtype}: {failure}")
+
+    def _probe(self) -> str | None:
+        """Try the product that this dtype needs; why it cannot be had, or ``None``."""
+        weight = torch.linspace(-1, 1, BLOCK * 8).view(BLOCK, 8).to(self.dtype)
+        x = torch.linspace(-1, 1, 24).view(3, 8).to(self.dtype)
+        try:
+            out = self.linear(x, self.pack(weight))
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+        right = torch.allclose(out, x.float() @ weight.float().t(), rtol=1e-2, atol=1e-2)
+        return None if right else "a small product came out wrong"
+
+    def pack(self, *weights: torch.Tensor) -> Packed:
+        """Stack ``[out_i, in]`` weights of the model's dtype into blocks; raises InvalidConfig on other shapes or dtypes."""
+        check_weights(weights, self.dtype)
+        stacked = torch.cat(weights) if len(weights) > 1 else weights[0]
+        return Packed(self._blocks(stacked), tuple(w.shape[0] for w in weights), weights[0].shape[1])
+
+    def pack_glu(self, gate: torch.Tensor, up: torch.Tensor) -> Packed:
+        """Blocks of half gate columns and half up columns; raises InvalidConfig when the shapes differ."""
+        check_glu(gate, up)
+        check_weights((gate, up), self.dtype)
+        half, inner = BLOCK // 2, gate.shape[1]
+        padded = [F.pad(w, (0, 0, 0, -w.shape[0] % half)).view(-1, half, inner) for w in (gate, up)]
+        data = self._blocks(torch.cat(padded, dim=1).view(-1, inner))
+        return Packed(data.unflatten(2, (2, half)), (gate.shape[0], up.shape[0]), inner)
+
+    def _blocks(self, weight: torch.Tensor) -> torch.Tensor:
+        """``[out, in]`` -> ``[blocks, in, BLOCK]``, with pairs ``[blocks, in / 2, BLOCK, 2]``; missing columns are zero."""
+        out, inner = weight.shape
+        if self._pairs and inner % 2:
+            raise InvalidConfig(f"cannot pack a bfloat16 weight of shape {tuple(weight.shape)}: in must be even")
+        # As one wider number, a pair moves in one piece.
+        source = weight.contiguous().view(torch.int32) if self._pairs else weight
+        data = torch.empty((-(-out // BLOCK), source.shape[1], BLOCK), dtype=source.dtype)
+        whole = out // BLOCK
+        data[:whole] = source[: whole * BLOCK].view(whole, BLOCK, -1).transpose(1, 2)
+        if whole < data.shape[0]:
+            data[whole] = F.pad(source[whole * BLOCK :], (0, 0, 0, -out % BLOCK)).t()
+        return data.view(self.dtype).unflatten(2, (BLOCK, 2)) if self._pairs else data
+
+    def unpack(self, weight: Packed) -> torch.Tensor:
+        """The ``[out, in]`` weight; of ``pack_glu``, gate over up."""
+        data, inner = weight.data, weight.in_features
+        if data.dim() == (5 if self._pairs else 4):
+            gate, up = (data.select(2, half).transpose(1, 2).reshape(-1, inner)[: weight.outs[0]] for half in (0, 1))
+            return torch.cat((gate, up))
+        return data.transpose(1, 2).reshape(-1, inner)[: weight.out_features]
+
+    def linear(self, x: torch.Tensor, weight: Packed, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Float32 ``[T, out]``."""
+        out: torch.Tensor = self._linear(x, weight.data, weight.out_features, bias)
+        return out
+
+    def linear_add_(self, residual: torch.Tensor, x: torch.Tensor, weight: Packed, bias: torch.Tensor | None = None) -> None:
+        """``residual += linear(x)`` in float32."""
+        self._linear_add(residual, x, weight.data, bias)
+
+    def glu(self, x: torch.Tensor, weight: Packed, activation: Activation) -> torch.Tensor:
+        """``[T, H] -> [T, F]`` of the model's dtype."""
+        out: torch.Tensor = self._glu(x, weight.data, weight.outs[0], activation == "silu")
+        return out
+
+    def embed(self, ids: torch.Tensor, weight: Packed, scale: float) -> torch.Tensor:
+        """Float32 ``[T, H]``; raises IndexError for ids outside the weight."""
+        rounded = scale if scale == 1.0 else torch.tensor(scale, dtype=self.dtype).item()
+        out: torch.Tensor = self._embed(ids, weight.data, weight.out_features, rounded)
+        return out
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """``[T, H]`` of the model's dtype."""
+        out: torch.Tensor = self._norm(x, weight, eps, self.dtype)
+        return out
+
+    def norm_add_(self, residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+        """``residual += norm(x)`` in float32."""
+        self._norm_add(residual, x, weight, eps)
+
+    def new_kv(self, *, pages: int, page_size: int, layers: int, kv_heads: int, head_dim: int) -> KVPages:
+        """Uninitialised pages; raises InvalidConfig for a page size that is not 16, 32, 64 or 128, or an odd head dim."""
+        if page_size not in PAGE_SIZES:
+            raise InvalidConfig(f"page size {page_size} is not one of {PAGE_SIZES}", param="page_size")
+        if head_dim % 2:
+            raise InvalidConfig(f"head dim {head_dim} is odd")
+        data = torch.empty((pages, layers, 2, kv_heads, page_size * head_dim), dtype=self.dtype)
+        return KVPages(data, pages, page_size, layers, kv_heads, head_dim)
+
+    def rope_store(
+        self,
+        qkv: torch.Tensor,
+        kv: KVPages,
+        layer: int,
+        packing: Packing,
+        *,
+        heads: int,
+        cos_sin: torch.Tensor | None,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        eps: float,
+    ) -> torch.Tensor:
+        """Store k and v; return q ``[T, Q, D]``. Raises IndexError for slots or positions outside the pages or the table."""
+        q: torch.Tensor = self._rope_store(
+            qkv, kv.data, self._pairs, layer, kv.page_size, heads, packing.positions, packing.slots, cos_sin, q_norm, k_norm, eps
+        )
+        return q
+
+    def attend(self, q: torch.Tensor, kv: KVPages, layer: int, packing: Packing, *, scale: float, window: int | None) -> torch.Tensor:
+        """``[T, Q * D]`` of the model's dtype; raises IndexError for sequences that do not fit their pages."""
+        out: torch.Tensor = self._attend(
+            q, kv.data, self._pairs, layer, kv.page_size, packing.starts, packing.kv_lens, packing.page_table, scale, window or 0
+        )
+        return out
+
+    def copy_page(self, kv: KVPages, source: int, target: int) -> None:
+        """Copy one page of all layers."""
+        kv.data[target].copy_(kv.data[source])
+
+    def describe(self) -> dict[str, Any]:
+        """Name, device, dtype, the widest instructions in use, and in which dtype products are made."""
+        return {
+            "name": self.name,
+            "device": "cpu",
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "instruction_set": torch.backends.cpu.get_cpu_capability(),
+            "products": "bfloat16" if self._pairs else "float32",
+            "batch_invariant": self.batch_invariant,
+            "why_not_native": None,
+        }

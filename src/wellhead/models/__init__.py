@@ -1,0 +1,1 @@
+"""Models: specs, weights and the one decoder."""

@@ -1,0 +1,162 @@
+"""The one decoder: a residual stream with taps. A family is a ``ModelSpec``, never a class of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from wellhead.kernels.ops import KVPages, Ops, Packed, Packing
+from wellhead.models.names import EMBEDDING, FINAL_NORM, HEAD
+from wellhead.models.rope import rope_table
+from wellhead.models.spec import ModelSpec
+from wellhead.step import Tap
+
+GetTensor = Callable[[str], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One layer's weights, packed."""
+
+    attn_norm: torch.Tensor
+    qkv: Packed
+    qkv_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    o: Packed
+    o_bias: torch.Tensor | None
+    attn_post_norm: torch.Tensor | None
+    mlp_norm: torch.Tensor
+    gate_up: Packed
+    gate_up_bias: torch.Tensor | None
+    down: Packed
+    down_bias: torch.Tensor | None
+    mlp_post_norm: torch.Tensor | None
+    rope: torch.Tensor | None
+    window: int | None
+
+
+class Decoder:
+    """Weights in the layout of ``ops``, and the forward pass.
+
+    ``get`` yields a tensor by its Hugging Face name; each is packed as it comes and not kept. ``positions``: how many
+    rows the rope tables need.
+    """
+
+    def __init__(self, spec: ModelSpec, ops: Ops, get: GetTensor, positions: int) -> None:
+        self.spec = spec
+        self.ops = ops
+        self._ropes = [rope_table(r, positions).to(ops.device) for r in spec.rope_tables]
+        self._embedding = self._pack(get, EMBEDDING)
+        self.blocks = [self._block(get, i) for i in range(spec.layers)]
+        self._final_norm = self._norm_weight(get, FINAL_NORM)
+        self._head = self._embedding if spec.tied_head else self._pack(get, HEAD)
+
+    # --- loading ------------------------------------------------------------------------------------------------
+
+    def _pack(self, get: GetTensor, *names: str) -> Packed:
+        return self.ops.pack(*(self._to_dtype(get(name)) for name in names))
+
+    def _to_dtype(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.to(device=self.ops.device, dtype=self.ops.dtype)
+
+    def _vector(self, get: GetTensor, *names: str) -> torch.Tensor:
+        """Biases, rounded to the model's dtype as any weight and then held as float32."""
+        return torch.cat([self._to_dtype(get(name)).float() for name in names])
+
+    def _norm_weight(self, get: GetTensor, name: str) -> torch.Tensor:
+        weight = self._to_dtype(get(name)).float()
+        return weight + 1.0 if self.spec.norm_plus_one else weight
+
+    def _block(self, get: GetTensor, i: int) -> Block:
+        spec, at = self.spec, f"model.layers.{i}."
+        qkv = [f"{at}self_attn.{x}_proj" for x in "qkv"]
+        gate, up, down, o = (f"{at}{x}" for x in ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "self_attn.o_proj"))
+        post, before_mlp = (
+            "post_attention_layernorm",
+            "pre_feedforward_layernorm" if spec.post_norms else "post_attention_layernorm",
+        )
+        rope = spec.ropes[i]
+        if spec.mlp_bias:
+            gate_up = self._pack(get, f"{gate}.weight", f"{up}.weight")
+        else:
+            gate_up = self.ops.pack_glu(self._to_dtype(get(f"{gate}.weight")), self._to_dtype(get(f"{up}.weight")))
+        return Block(
+            attn_norm=self._norm_weight(get, f"{at}input_layernorm.weight"),
+            qkv=self._pack(get, *(f"{n}.weight" for n in qkv)),
+            qkv_bias=self._vector(get, *(f"{n}.bias" for n in qkv)) if spec.qkv_bias else None,
+            q_norm=self._norm_weight(get, f"{at}self_attn.q_norm.weight") if spec.qk_norm else None,
+            k_norm=self._norm_weight(get, f"{at}self_attn.k_norm.weight") if spec.qk_norm else None,
+            o=self._pack(get, f"{o}.weight"),
+            o_bias=self._vector(get, f"{o}.bias") if spec.o_bias else None,
+            attn_post_norm=self._norm_weight(get, f"{at}{post}.weight") if spec.post_norms else None,
+            mlp_norm=self._norm_weight(get, f"{at}{before_mlp}.weight"),
+            gate_up=gate_up,
+            gate_up_bias=self._vector(get, f"{gate}.bias", f"{up}.bias") if spec.mlp_bias else None,
+            down=self._pack(get, f"{down}.weight"),
+            down_bias=self._vector(get, f"{down}.bias") if spec.mlp_bias else None,
+            mlp_post_norm=self._norm_weight(get, f"{at}post_feedforward_layernorm.weight") if spec.post_norms else None,
+            rope=None if rope is None else self._ropes[rope],
+            window=spec.windows[i],
+        )
+
+    # --- running ------------------------------------------------------------------------------------------------
+
+    def forward(self, ids: torch.Tensor, packing: Packing, kv: KVPages, tap: Tap, out: torch.Tensor | None) -> torch.Tensor:
+        """Run the packed tokens ``ids`` (int64 ``[T]``) through all blocks, writing their keys and values.
+
+        ``out`` (int64 ``[k]``, ``None`` for all): the tokens whose final row is needed; the last block does no more
+        than these ask for. Returns the residual after the last block, float32 ``[k, H]``, before the final norm.
+        """
+        x = self.ops.embed(ids, self._embedding, self.spec.embed_scale)
+        shown = tap.layers
+        last = len(self.blocks) - 1
+        for i, block in enumerate(self.blocks):
+            if i in shown:
+                tap.take(i, x)
+            x = self._run_block(block, i, x, packing, kv, out if i == last else None)
+        return x
+
+    def _run_block(
+        self, b: Block, layer: int, x: torch.Tensor, packing: Packing, kv: KVPages, out: torch.Tensor | None
+    ) -> torch.Tensor:
+        spec, ops = self.spec, self.ops
+        qkv = ops.linear(ops.norm(x, b.attn_norm, spec.norm_eps), b.qkv, b.qkv_bias)
+        q = ops.rope_store(
+            qkv, kv, layer, packing,
+            heads=spec.heads, cos_sin=b.rope, q_norm=b.q_norm, k_norm=b.k_norm, eps=spec.norm_eps,
+        )  # fmt: skip
+        mixed = ops.attend(q, kv, layer, packing, scale=spec.attn_scale, window=b.window)
+        if out is not None:
+            x, mixed = x.index_select(0, out), mixed.index_select(0, out)
+        self._add(x, mixed, b.o, b.o_bias, b.attn_post_norm)
+        self._add(x, self._gated(ops.norm(x, b.mlp_norm, spec.norm_eps), b), b.down, b.down_bias, b.mlp_post_norm)
+        return x
+
+    def _gated(self, h: torch.Tensor, b: Block) -> torch.Tensor:
+        if b.gate_up_bias is None:
+            return self.ops.glu(h, b.gate_up, self.spec.activation)
+        gate, up = self.ops.linear(h, b.gate_up, b.gate_up_bias).chunk(2, dim=-1)
+        gate = F.silu(gate) if self.spec.activation == "silu" else F.gelu(gate, approximate="tanh")
+        return (gate * up).to(self.ops.dtype)
+
+    def _add(
+        self, x: torch.Tensor, h: torch.Tensor, weight: Packed, bias: torch.Tensor | None, post_norm: torch.Tensor | None
+    ) -> None:
+        if post_norm is None:
+            self.ops.linear_add_(x, h, weight, bias)
+        else:
+            self.ops.norm_add_(x, self.ops.linear(h, weight, bias), post_norm, self.spec.norm_eps)
+
+    def final_norm(self, x: torch.Tensor) -> torch.Tensor:
+        """Residual ``[k, H]`` float32 -> final rows ``[k, H]`` in the model's dtype: Hugging Face's ``hidden_states[-1]``."""
+        return self.ops.norm(x, self._final_norm, self.spec.norm_eps)
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """Final rows ``[k, H]`` -> logits, float32 ``[k, vocab_size]``."""
+        logits = self.ops.linear(rows, self._head)
+        cap = self.spec.logit_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap

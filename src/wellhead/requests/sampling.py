@@ -1,0 +1,164 @@
+"""Sampling parameters of a payload -> ``SamplingParams``, with SGLang's names, ranges and defaults."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from wellhead.errors import InvalidRequest, TokenOutOfRange, UnsupportedField
+from wellhead.types import SamplingParams
+
+if TYPE_CHECKING:
+    from wellhead.requests.normalize import Limits
+
+#: Not served yet; refused by name unless they ask for nothing.
+NOT_SERVED = ("json_schema", "regex", "ebnf", "structural_tag", "custom_params", "stream_interval", "beam_width")
+
+MAX_SAMPLES = 128
+MAX_STOPS = 64
+MAX_STOP_CHARS = 1024
+
+#: name -> (lowest, highest, may it equal the lowest). From SGLang's checks.
+RANGES: dict[str, tuple[float, float, bool]] = {
+    "temperature": (0.0, math.inf, True),
+    "top_p": (0.0, 1.0, False),
+    "min_p": (0.0, 1.0, True),
+    "frequency_penalty": (-2.0, 2.0, True),
+    "presence_penalty": (-2.0, 2.0, True),
+    "repetition_penalty": (0.0, 2.0, False),
+}
+COUNTS = {"max_new_tokens": 0, "min_new_tokens": 0, "n": 1}
+FLAGS = ("ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim")
+KNOWN = (*RANGES, *COUNTS, *FLAGS, "top_k", "stop", "stop_regex", "stop_token_ids", "logit_bias", "sampling_seed")
+
+
+def normalize_sampling(value: Any, limits: Limits) -> SamplingParams:
+    """A mapping (or ``SamplingParams``, checked all the same) -> validated parameters. ``None`` means the default.
+
+    Raises ``InvalidRequest`` naming ``sampling_params.<field>``.
+    """
+    if isinstance(value, SamplingParams):
+        value = {name: getattr(value, name) for name in SamplingParams.__slots__}
+        value["logit_bias"] = dict(value["logit_bias"])
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"sampling_params must be an object, not {type(value).__name__}", param="sampling_params")
+    given = {k: v for k, v in value.items() if v is not None}
+    for name in given:
+        if name in NOT_SERVED:
+            raise UnsupportedField(f"sampling_params.{name} is not served by this engine", param=f"sampling_params.{name}")
+        if name not in KNOWN:
+            raise InvalidRequest(f"unknown field sampling_params.{name}", param=f"sampling_params.{name}")
+    fields: dict[str, Any] = {}
+    for name, v in given.items():
+        fields[name] = _one(name, v, limits)
+    params = SamplingParams(**fields)
+    _check_together(params, limits)
+    return params
+
+
+def _one(name: str, v: Any, limits: Limits) -> Any:
+    if name in RANGES:
+        return _number(name, v)
+    if name in COUNTS:
+        return _count(name, v, COUNTS[name])
+    if name in FLAGS:
+        if not isinstance(v, bool):
+            raise _bad(name, "true or false", v)
+        return v
+    if name == "top_k":
+        if not _is_int(v) or (v < 1 and v != -1):
+            raise _bad(name, "-1 (all) or at least 1", v)
+        return v
+    if name in ("stop", "stop_regex"):
+        return _strings(name, v)
+    if name == "stop_token_ids":
+        return _token_ids(name, v, limits)
+    if name == "logit_bias":
+        return _logit_bias(v, limits)
+    if not _is_int(v) or not 0 <= v < 2**63:
+        raise _bad(name, "a whole number of at least 0 and below 2**63", v)
+    return v
+
+
+def _number(name: str, v: Any) -> float:
+    low, high, closed = RANGES[name]
+    if isinstance(v, bool) or not isinstance(v, (int, float)) or not math.isfinite(v):
+        raise _bad(name, "a finite number", v)
+    if not (low <= v if closed else low < v) or v > high:
+        raise _bad(
+            name, f"{'at least' if closed else 'above'} {low:g}" + (f" and at most {high:g}" if high < math.inf else ""), v
+        )
+    return float(v)
+
+
+def _count(name: str, v: Any, low: int) -> int:
+    if not _is_int(v) or v < low:
+        raise _bad(name, f"a whole number of at least {low}", v)
+    if name == "n" and v > MAX_SAMPLES:
+        raise _bad(name, f"at most {MAX_SAMPLES}", v)
+    return int(v)
+
+
+def _strings(name: str, v: Any) -> tuple[str, ...]:
+    stops = (v,) if isinstance(v, str) else v
+    if not isinstance(stops, (list, tuple)) or any(not isinstance(s, str) for s in stops):
+        raise _bad(name, "a string or a list of strings", v)
+    if len(stops) > MAX_STOPS or any(len(s) > MAX_STOP_CHARS for s in stops):
+        raise InvalidRequest(
+            f"sampling_params.{name}: at most {MAX_STOPS} entries of at most {MAX_STOP_CHARS} characters",
+            param=f"sampling_params.{name}",
+        )
+    if any(not s for s in stops):
+        raise _bad(name, "made of non-empty strings", v)
+    return tuple(stops)
+
+
+def _token_ids(name: str, v: Any, limits: Limits) -> tuple[int, ...]:
+    if not isinstance(v, (list, tuple)) or any(not _is_int(t) for t in v):
+        raise _bad(name, "a list of token ids", v)
+    for t in v:
+        if not 0 <= t < limits.vocab_size:
+            raise TokenOutOfRange(
+                f"sampling_params.{name}: {t} is outside [0, {limits.vocab_size})", param=f"sampling_params.{name}"
+            )
+    return tuple(v)
+
+
+def _logit_bias(v: Any, limits: Limits) -> tuple[tuple[int, float], ...]:
+    if not isinstance(v, Mapping):
+        raise _bad("logit_bias", "an object from token ids to numbers", v)
+    pairs = []
+    for key, bias in v.items():
+        try:
+            token = int(key)
+        except (TypeError, ValueError):
+            raise _bad("logit_bias", "an object from token ids to numbers", v) from None
+        if not 0 <= token < limits.vocab_size:
+            raise TokenOutOfRange(
+                f"sampling_params.logit_bias: {token} is outside [0, {limits.vocab_size})", param="sampling_params.logit_bias"
+            )
+        if isinstance(bias, bool) or not isinstance(bias, (int, float)) or not math.isfinite(bias):
+            raise _bad("logit_bias", "made of finite numbers", v)
+        pairs.append((token, float(bias)))
+    return tuple(pairs)
+
+
+def _check_together(params: SamplingParams, limits: Limits) -> None:
+    if params.min_new_tokens > params.max_new_tokens:
+        raise InvalidRequest(
+            f"min_new_tokens {params.min_new_tokens} exceeds max_new_tokens {params.max_new_tokens}",
+            param="sampling_params.min_new_tokens",
+        )
+    if params.max_new_tokens == 0 and params.n > 1:
+        raise InvalidRequest("n > 1 samples need max_new_tokens of at least 1", param="sampling_params.n")
+    if (params.stop or params.stop_regex) and not limits.has_tokenizer:
+        raise InvalidRequest("stop strings need a tokenizer; this engine has none", param="sampling_params.stop")
+
+
+def _is_int(v: Any) -> bool:
+    return isinstance(v, int) and not isinstance(v, bool)
+
+
+def _bad(name: str, wanted: str, v: Any) -> InvalidRequest:
+    return InvalidRequest(f"sampling_params.{name} must be {wanted}, not {v!r:.80}", param=f"sampling_params.{name}")

@@ -1,0 +1,195 @@
+"""StepResult -> Outputs: tokens into sequences, rows into sinks, and the decision to stop.
+
+Rows are consumed in plan order by explicit counts. If the rows that came are not the rows that were asked for, the whole
+step is refused: a reply must never carry a neighbour's vector.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wellhead.errors import InternalError, NonFinite, WellheadError
+from wellhead.scheduler.sequence import Phase, Sequence
+from wellhead.step import Plan, PlanRow, RowResult, StepResult
+from wellhead.types import DType, FinishReason, Logprobs, Output, SamplingParams
+
+
+class Lookup(Protocol):
+    """The sequence of a key, unless it is done."""
+
+    def __call__(self, key: str) -> Sequence | None: ...
+
+
+class Decode(Protocol):
+    """Output ids -> text in one go, for requests that need none on the way."""
+
+    def __call__(self, ids: list[int], params: SamplingParams) -> str: ...
+
+
+def all_finite(rows: NDArray[Any], dtype: DType) -> bool:
+    """No NaN and no infinity, looking at the exponent where numpy has no such dtype."""
+    if dtype == "bfloat16":
+        return not bool(np.any((rows & 0x7F80) == 0x7F80))
+    return bool(np.isfinite(rows).all())
+
+
+def check_rows(plan: Plan, result: StepResult) -> None:
+    """Rows produced == rows consumed, row by row and in all; ``InternalError`` otherwise."""
+    if len(result.rows) != len(plan.rows):
+        raise InternalError(f"step {plan.number}: {len(plan.rows)} sequences planned, {len(result.rows)} came back")
+    consumed = 0
+    for row, got in zip(plan.rows, result.rows, strict=True):
+        for layer in row.layers if row.kept else ():
+            count = len(got.hidden[layer]) if got.hidden is not None and layer in got.hidden else 0
+            if count != row.kept:
+                raise InternalError(f"step {plan.number}: {row.kept} rows of layer {layer} expected for {row.key}, {count} came")
+        consumed += row.kept
+        if (row.sample is not None) != (got.token >= 0) and got.finite:
+            raise InternalError(f"step {plan.number}: a token was {'not ' if row.sample else ''}drawn for {row.key}")
+    if consumed != result.produced:
+        raise InternalError(f"step {plan.number}: {result.produced} rows were produced, {consumed} consumed")
+
+
+class Processor:
+    """Judges a step. ``eos_ids``: the model's end-of-sequence tokens."""
+
+    def __init__(self, dtype: DType, eos_ids: tuple[int, ...], decode: Decode | None) -> None:
+        self._dtype = dtype
+        self._eos_ids = frozenset(eos_ids)
+        self._decode = decode
+
+    def process(self, plan: Plan, result: StepResult, lookup: Lookup) -> list[Output]:
+        """Extend sequences, fill sinks, decide stops; sequences that end are marked DONE for the scheduler to settle."""
+        check_rows(plan, result)
+        outputs = []
+        for row, got in zip(plan.rows, result.rows, strict=True):
+            seq = lookup(row.key)
+            if seq is None or seq.phase is not Phase.RUNNING:
+                continue
+            output = self._advance(seq, row, got)
+            if output is not None:
+                outputs.append(output)
+        return outputs
+
+    def _advance(self, seq: Sequence, row: PlanRow, got: RowResult) -> Output | None:
+        error = self._keep(seq, row, got)
+        if error is not None:
+            return self.fail(seq, error)
+        finish = None
+        text = ""
+        if row.sample is not None:
+            finish, text = self._accept(seq, got)
+        elif row.end == seq.prompt_length and not seq.generates:
+            finish = FinishReason("length", length=0)
+        if finish is not None:
+            return self._finish(seq, finish, text)
+        if seq.request.stream and row.sample is not None:
+            return self._stream(seq, text)
+        return None
+
+    def _keep(self, seq: Sequence, row: PlanRow, got: RowResult) -> WellheadError | None:
+        if not got.finite:
+            return NonFinite(f"the model produced NaN in the logits of request {seq.request.rid!r} at position {row.end - 1}")
+        if row.kept and seq.sink is not None and got.hidden is not None:
+            for layer in row.layers:
+                if not all_finite(got.hidden[layer], self._dtype):
+                    where = f"layer {layer}, rows {row.keep[0]} to {row.keep[1] - 1}, {self._dtype}"
+                    return NonFinite(f"NaN or infinity in the hidden states of request {seq.request.rid!r} ({where})")
+            seq.sink.write(row.keep[0], got.hidden)
+        if got.target_logprobs is not None:
+            seq.prompt_logprobs.append(got.target_logprobs)
+        return None
+
+    def _accept(self, seq: Sequence, got: RowResult) -> tuple[FinishReason | None, str]:
+        """Append one token, and say whether that ends the sequence and what text is now certain."""
+        seq.append(got.token)
+        if got.logprobs is not None:
+            seq.output_logprobs.append(got.logprobs)
+        params = seq.request.sampling
+        count = seq.length - seq.prompt_length
+        finish: FinishReason | None = None
+        if (got.token in self._eos_ids and not params.ignore_eos) or got.token in params.stop_token_ids:
+            finish = FinishReason("stop", matched=got.token)
+        hide = finish is not None and not params.no_stop_trim
+        text = ""
+        if seq.text is not None and not hide:
+            text, matched = seq.text.push(got.token, stops=count >= params.min_new_tokens)
+            if matched is not None:
+                return FinishReason("stop", matched=matched), text
+        if finish is None and count >= params.max_new_tokens:
+            finish = FinishReason("length", length=count)
+        return finish, text
+
+    def _finish(self, seq: Sequence, finish: FinishReason, text: str) -> Output:
+        seq.phase = Phase.DONE
+        rows = seq.length - 1 if seq.generates else seq.prompt_length
+        if seq.sink is not None:
+            seq.sink.cut(rows)
+        finish, text = self._last_text(seq, finish, text)
+        return Output(
+            key=seq.key,
+            rid=seq.request.rid,
+            token_ids=tuple(int(t) for t in seq.output[seq.sent_tokens :]),
+            text=text,
+            finish=finish,
+            usage=seq.usage(),
+            hidden_states=self._states(seq, rows),
+            prompt_logprobs=self._prompt_logprobs(seq),
+            output_logprobs=self._output_logprobs(seq),
+        )
+
+    def _states(self, seq: Sequence, rows: int) -> Any:
+        if seq.sink is None:
+            return None
+        states = seq.sink.result()
+        if states.total_rows != rows:
+            raise InternalError(f"{rows} rows are due for {seq.key}, {states.total_rows} were kept")
+        return states
+
+    def _last_text(self, seq: Sequence, finish: FinishReason, text: str) -> tuple[FinishReason, str]:
+        """The text that was held back. It may complete a stop string, which then is the reason."""
+        params = seq.request.sampling
+        by_token = finish.kind == "stop" and isinstance(finish.matched, int)
+        if seq.text is not None:
+            if finish.kind == "stop" and not by_token:
+                return finish, text
+            rest, matched = seq.text.finish()
+            if matched is not None and not by_token:
+                finish = FinishReason("stop", matched=matched)
+            return finish, text + rest
+        if self._decode is None or seq.length == seq.prompt_length:
+            return finish, ""
+        ids = seq.output.tolist()
+        return finish, self._decode(ids[:-1] if by_token and not params.no_stop_trim else ids, params)
+
+    def _prompt_logprobs(self, seq: Sequence) -> Logprobs | None:
+        spec = seq.request.logprobs
+        return None if spec is None or spec.start is None else Logprobs.join(seq.prompt_logprobs, spec)
+
+    def _output_logprobs(self, seq: Sequence) -> Logprobs | None:
+        spec = seq.request.logprobs
+        if spec is None:
+            return None
+        parts, seq.output_logprobs = seq.output_logprobs, []
+        return Logprobs.join(parts, spec)
+
+    def _stream(self, seq: Sequence, text: str) -> Output:
+        sent, seq.sent_tokens = seq.sent_tokens, seq.length - seq.prompt_length
+        return Output(
+            key=seq.key,
+            rid=seq.request.rid,
+            token_ids=tuple(int(t) for t in seq.output[sent:]),
+            text=text,
+            usage=seq.usage(),
+            hidden_states=seq.sink.piece() if seq.sink is not None else None,
+            output_logprobs=self._output_logprobs(seq),
+        )
+
+    @staticmethod
+    def fail(seq: Sequence, error: WellheadError) -> Output:
+        """The terminal output of a sequence that cannot go on: an error and nothing else. Marks it FAILED for the scheduler."""
+        seq.phase = Phase.FAILED
+        return Output(key=seq.key, rid=seq.request.rid, error=error, usage=seq.usage())

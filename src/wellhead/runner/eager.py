@@ -1,0 +1,140 @@
+"""The eager runner: one plan, one forward pass, one copy of rows to the host."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from wellhead.capture.tap import RowStore, StepTap, to_storage
+from wellhead.config import Resolved
+from wellhead.errors import InternalError
+from wellhead.kernels.ops import KVPages
+from wellhead.models.decoder import Decoder
+from wellhead.runner import inputs as packer
+from wellhead.runner.sampler import draw, token_logprobs
+from wellhead.step import Plan, RowResult, StepResult
+from wellhead.types import Logprobs, LogprobSpec
+
+#: Rows that pass the LM head at once; bounds the memory that logits take (a vocabulary of 262,144: 64 MiB).
+HEAD_ROWS = 64
+
+
+class EagerRunner:
+    """Carries out plans on a decoder, its KV pages and, with the ceiling at full, the rows beside them."""
+
+    def __init__(self, decoder: Decoder, config: Resolved) -> None:
+        self.decoder = decoder
+        self._config = config
+        spec, ops = decoder.spec, decoder.ops
+        self._device = ops.device
+        self.kv: KVPages = ops.new_kv(
+            pages=config.pages, page_size=config.page_size, layers=spec.layers, kv_heads=spec.kv_heads, head_dim=spec.head_dim
+        )
+        self.rows: RowStore | None = None
+        if config.rows_in_pages:
+            self.rows = RowStore(config.pages, config.page_size, config.capture_layers, spec.hidden_size, self.kv.data)
+
+    @torch.inference_mode()
+    def run(self, plan: Plan) -> StepResult:
+        """One step. Rows are matched to sequences by absolute position; see ``step``."""
+        if plan.mode > self._config.ceiling:
+            raise InternalError(f"a batch of mode {plan.mode.word} reached a runner whose ceiling is {self._config.ceiling.word}")
+        for source, target in plan.copies:
+            self.decoder.ops.copy_page(self.kv, source, target)
+            if self.rows is not None:
+                self.rows.copy_page(source, target)
+        batch = packer.build(plan, self._config.page_size, self._device)
+        kept = [packer.kept_now(row, int(f)) for row, f in zip(plan.rows, batch.first, strict=True)]
+        heads = [packer.head_rows(row, int(f)) for row, f in zip(plan.rows, batch.first, strict=True)]
+        wanted = frozenset(layer for row in plan.rows if row.kept for layer in row.layers)
+        index = packer.concat(kept)
+        tap = StepTap(wanted, self._put(index), self.decoder.ops.dtype, self.rows, batch.packing.slots)
+        final = self._forward(batch, tap, index, packer.concat(heads)) if batch.tokens else None
+        hidden = self._hand_over(plan, tap, [len(k) for k in kept])
+        produced = sum(row.kept for row in plan.rows) if wanted else 0
+        judged = self._judge(plan, final, [len(h) for h in heads])
+        rows = (dataclasses.replace(r, hidden=h) for r, h in zip(judged, hidden, strict=True))
+        return StepResult(tuple(rows), produced)
+
+    def _put(self, array: NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+    def _forward(
+        self, batch: packer.Inputs, tap: StepTap, kept: NDArray[np.int64], heads: NDArray[np.int64]
+    ) -> torch.Tensor | None:
+        """Run the model; leaves rows in the tap and returns the final rows of the tokens at ``heads``."""
+        last = self.decoder.spec.layers
+        shown = last in tap.layers
+        if shown and self.rows is not None:
+            need = np.arange(batch.tokens)
+        else:
+            need = np.unique(np.concatenate([heads, kept] if shown else [heads]))
+        x = self.decoder.forward(batch.ids, batch.packing, self.kv, tap, None if len(need) == batch.tokens else self._put(need))
+        if not len(need):
+            return None
+        final = self.decoder.final_norm(x)
+        if shown:
+            tap.take_at(last, final, self._put(np.searchsorted(need, kept)))
+        return final.index_select(0, self._put(np.searchsorted(need, heads))) if len(heads) else None
+
+    def _hand_over(self, plan: Plan, tap: StepTap, computed: list[int]) -> list[dict[int, NDArray[Any]]]:
+        """Rows of this step and rows recalled from the pages, on the host, per plan row; one copy of each kind per layer."""
+        old = [packer.recalled(row, self._config.page_size) for row in plan.rows]
+        slots = packer.concat(old)
+        hidden: list[dict[int, NDArray[Any]]] = [{} for _ in plan.rows]
+        for layer in sorted({la for row in plan.rows if row.kept for la in row.layers}):
+            now = to_storage(tap.kept[layer]) if layer in tap.kept else None
+            past = to_storage(self._recall(layer, slots)) if len(slots) else None
+            at_now = at_past = 0
+            for i, (row, new, before) in enumerate(zip(plan.rows, computed, old, strict=True)):
+                parts = []
+                if past is not None and len(before):
+                    parts.append(past[at_past : at_past + len(before)])
+                if now is not None and new:
+                    parts.append(now[at_now : at_now + new])
+                at_now, at_past = at_now + new, at_past + len(before)
+                if parts and layer in row.layers:
+                    hidden[i][layer] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return hidden
+
+    def _recall(self, layer: int, slots: NDArray[np.int64]) -> torch.Tensor:
+        if self.rows is None:
+            raise InternalError("rows of computed positions were asked for, but this engine does not keep rows beside its pages")
+        return self.rows.read(layer, self._put(slots))
+
+    # --- head: logits, logprobs of the prompt, the next token -------------------------------------------------------
+
+    def _judge(self, plan: Plan, final: torch.Tensor | None, counts: list[int]) -> list[RowResult]:
+        """Draw tokens and work out logprobs. ``final``: rows of targets and then of the draw, per plan row."""
+        results = [RowResult() for _ in plan.rows]
+        if final is None:
+            return results
+        draws, draw_at = [], []
+        at = 0
+        for i, (row, count) in enumerate(zip(plan.rows, counts, strict=True)):
+            if row.targets is not None and row.target_spec is not None:
+                spec, span = row.target_spec, final[at : at + len(row.targets)]
+                results[i] = dataclasses.replace(results[i], target_logprobs=self._targets(span, row.targets, spec))
+            if row.sample is not None:
+                draws.append(i)
+                draw_at.append(at + count - 1)
+            at += count
+        for part in range(0, len(draws), HEAD_ROWS):
+            chosen = draws[part : part + HEAD_ROWS]
+            index = self._put(np.array(draw_at[part : part + HEAD_ROWS], np.int64))
+            logits = self.decoder.logits(final.index_select(0, index))
+            specs = [s for i in chosen if (s := plan.rows[i].sample) is not None]
+            for i, drawn in zip(chosen, draw(logits, specs), strict=True):
+                results[i] = dataclasses.replace(results[i], token=drawn.token, finite=drawn.finite, logprobs=drawn.logprobs)
+        return results
+
+    def _targets(self, rows: torch.Tensor, targets: NDArray[np.int32], spec: LogprobSpec) -> Logprobs:
+        parts = []
+        for part in range(0, len(targets), HEAD_ROWS):
+            logprobs = torch.log_softmax(self.decoder.logits(rows[part : part + HEAD_ROWS]), dim=-1)
+            parts.append(token_logprobs(logprobs, targets[part : part + HEAD_ROWS].astype(np.int64), spec))
+        return Logprobs.join(parts, spec)

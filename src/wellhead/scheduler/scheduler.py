@@ -1,0 +1,243 @@
+"""Who runs in the next step, and which tokens of it.
+
+One step mixes decodes and prompt chunks. Decodes go first, one token each; prompt tokens fill a budget, oldest request
+first. A request gets all pages of its prompt when it is admitted, so that only decodes can run out of room; then the
+youngest running sequence goes back to the queue, keeps its sink and its tokens, and is computed again later.
+
+Nobody starves: the queue is in order of arrival, its head is never overtaken for want of room, and under ``lpm`` (longest
+prefix first) a request that was passed over ``PATIENCE`` times goes before those with a better prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from sortedcontainers import SortedDict
+
+from wellhead.cache.radix import common_prefix
+from wellhead.cache.space import Space
+from wellhead.config import Resolved
+from wellhead.scheduler.sequence import Phase, Sequence
+from wellhead.step import Plan, PlanRow, SampleSpec
+from wellhead.types import CaptureMode
+
+PATIENCE = 16
+LOOKAHEAD = 128
+NO_TOKENS = np.empty(0, np.int32)
+
+
+class Scheduler:
+    """Owns the queue, the running sequences and their leases."""
+
+    def __init__(self, config: Resolved, space: Space, eos_ids: tuple[int, ...]) -> None:
+        self._config = config
+        self.space = space
+        self._eos_ids = eos_ids
+        self.waiting: SortedDict = SortedDict()
+        self.running: list[Sequence] = []
+        self._by_key: dict[str, Sequence] = {}
+        self._number = 0
+        self.preemptions = 0
+
+    # --- the door -----------------------------------------------------------------------------------------------
+
+    def add(self, seq: Sequence) -> None:
+        self._by_key[seq.key] = seq
+        self.waiting[seq.order] = seq
+
+    def get(self, key: str) -> Sequence | None:
+        """The sequence of this key, unless it is done."""
+        return self._by_key.get(key)
+
+    def all(self) -> list[Sequence]:
+        return list(self._by_key.values())
+
+    @property
+    def idle(self) -> bool:
+        return not self._by_key
+
+    def drop(self, seq: Sequence, *, publish: bool = True) -> None:
+        """Take a sequence out, wherever it is, and give its pages back. ``publish``: let its written pages stay cached."""
+        self._by_key.pop(seq.key, None)
+        if seq.phase is Phase.WAITING:
+            self.waiting.pop(seq.order, None)
+        elif seq in self.running:
+            self.running.remove(seq)
+        self._release(seq, publish=publish)
+        seq.phase = Phase.DONE
+
+    def _release(self, seq: Sequence, *, publish: bool) -> None:
+        lease = seq.lease
+        if lease is None:
+            return
+        written = seq.computed if publish and lease.copy is None else len(lease.nodes) * self.space.page_size
+        self.space.release(lease, seq.tokens[:written])
+        seq.lease = None
+
+    # --- one step -----------------------------------------------------------------------------------------------
+
+    def plan(self) -> Plan:
+        """The next step; empty if nothing can run."""
+        self._number += 1
+        rows = self._decodes()
+        budget = self._config.chunk
+        for seq in sorted((s for s in self.running if not s.decoding), key=lambda s: s.order):
+            if budget > 0:
+                rows.append(self._row(seq, min(budget, seq.remaining)))
+                budget -= len(rows[-1].tokens)
+        copies = []
+        for seq in self._admit(budget):
+            rows.append(self._row(seq, min(budget, seq.remaining)))
+            budget -= len(rows[-1].tokens)
+            if seq.lease is not None and seq.lease.copy is not None:
+                copies.append(seq.lease.copy)
+        return Plan(self._number, tuple(rows), tuple(copies))
+
+    def _decodes(self) -> list[PlanRow]:
+        rows = []
+        for seq in sorted((s for s in self.running if s.decoding), key=lambda s: s.order):
+            if seq.phase is Phase.RUNNING and self._make_room(seq):
+                rows.append(self._row(seq, 1))
+        return rows
+
+    def _make_room(self, seq: Sequence) -> bool:
+        """Room for the newest token, at the cost of the youngest; False if that is ``seq`` itself."""
+        assert seq.lease is not None
+        while not self.space.extend(seq.lease, seq.length):
+            victim = max(self.running, key=lambda s: s.order)
+            self._preempt(victim)
+            if victim is seq:
+                return False
+        return True
+
+    def _preempt(self, seq: Sequence) -> None:
+        self.running.remove(seq)
+        self._release(seq, publish=True)
+        seq.computed = 0
+        seq.retractions += 1
+        seq.phase = Phase.WAITING
+        self.waiting[seq.order] = seq
+        self.preemptions += 1
+
+    def _admit(self, budget: int) -> Iterable[Sequence]:
+        """Start waiting sequences while budget, slots and pages last."""
+        leaders = [s for s in self.running if not s.decoding]
+        for seq in self._candidates():
+            if budget <= 0 or len(self.running) >= self._config.max_running:
+                return
+            limit = self._cacheable(seq)
+            hit = self.space.lookup(seq.tokens, limit)
+            if self._shares_with(seq, leaders, hit, limit):
+                continue
+            growing = sum(1 for s in self.running if s.generates)
+            if self.space.pages_for(seq.length) - hit // self.space.page_size + growing > self.space.available and self.running:
+                return
+            lease = self.space.lease(seq.tokens, limit, seq.length)
+            if lease is None:
+                return
+            self._start(seq)
+            seq.lease = lease
+            seq.computed = lease.cached
+            if seq.cached_tokens is None:
+                seq.cached_tokens = min(lease.cached, seq.prompt_length)
+            leaders.append(seq)
+            budget -= seq.remaining
+            yield seq
+
+    def _start(self, seq: Sequence) -> None:
+        for earlier in self.waiting.values():
+            if earlier.order >= seq.order:
+                break
+            earlier.passed_over += 1
+        del self.waiting[seq.order]
+        seq.phase = Phase.RUNNING
+        self.running.append(seq)
+
+    def _candidates(self) -> list[Sequence]:
+        queue: list[Sequence] = list(self.waiting.values()[:LOOKAHEAD])
+        if self._config.policy == "lpm":
+            hits = {s.key: self.space.lookup(s.tokens, self._cacheable(s)) for s in queue}
+            queue.sort(key=lambda s: (0, s.order, 0) if s.passed_over >= PATIENCE else (1, -hits[s.key], s.order))
+        return queue
+
+    def _cacheable(self, seq: Sequence) -> int:
+        """How many leading tokens need not be computed if they are cached: all but those whose rows must pass the head."""
+        needs_head = seq.generates or (seq.request.capture.effective is not CaptureMode.NULL and not self._config.rows_in_pages)
+        limit = seq.length - 1 if needs_head else seq.length
+        if seq.targets_done < seq.prompt_length:
+            limit = min(limit, seq.targets_done - 1)
+        return limit
+
+    def _shares_with(self, seq: Sequence, leaders: list[Sequence], hit: int, limit: int) -> bool:
+        """Is a good part of this prompt, beyond what is cached, being computed by a sequence that will share it soon?"""
+        if not self.space.prefix_cache:
+            return False
+        size = self.space.page_size
+        worth = max(16, size // 4)
+        probe = hit + worth - 1
+        if probe >= limit:
+            return False
+        tokens = seq.tokens
+        for leader in leaders:
+            whole = leader.length // size * size
+            if probe < whole and leader.tokens[probe] == tokens[probe]:
+                shared = min(common_prefix(leader.tokens[:whole], tokens), limit)
+                if shared - hit >= worth:
+                    return True
+        return False
+
+    def _row(self, seq: Sequence, count: int) -> PlanRow:
+        request, start, end = seq.request, seq.computed, seq.computed + count
+        assert seq.lease is not None
+        complete = end == seq.length
+        keep = (end, end)
+        if seq.sink is not None and (complete or request.capture.needs_all_rows):
+            keep = seq.sink.wants(end)
+        targets, first = NO_TOKENS, 0
+        if seq.targets_done < seq.prompt_length and end > start:
+            first = max(seq.targets_done, start + 1)
+            targets = seq.tokens[first : min(end, seq.prompt_length - 1) + 1].copy()
+        return PlanRow(
+            key=seq.key,
+            tokens=seq.tokens[start:end].copy(),
+            start=start,
+            pages=seq.lease.table(),
+            mode=request.capture.effective,
+            keep=keep,
+            layers=request.capture.layers,
+            sample=self._sample(seq) if complete and seq.generates else None,
+            targets=targets if len(targets) else None,
+            targets_from=first - 1,
+            target_spec=request.logprobs,
+        )
+
+    def _sample(self, seq: Sequence) -> SampleSpec:
+        request, params = seq.request, seq.request.sampling
+        banned: tuple[int, ...] = ()
+        if seq.length - seq.prompt_length < params.min_new_tokens:
+            banned = (*self._eos_ids, *params.stop_token_ids)
+        return SampleSpec(
+            params=params,
+            seed=request.seed,
+            position=seq.length,
+            banned=banned,
+            prompt=request.input_ids if params.repetition_penalty != 1.0 else NO_TOKENS,
+            output=seq.output.copy() if params.penalised else NO_TOKENS,
+            logprobs=request.logprobs,
+        )
+
+    def settle(self, plan: Plan) -> None:
+        """After a step: note what is computed, share what is written, let go of what is done."""
+        for row in plan.rows:
+            seq = self._by_key.get(row.key)
+            if seq is None or seq.lease is None:
+                continue
+            seq.computed = row.end
+            seq.lease.copy = None
+            if row.targets is not None:
+                seq.targets_done = row.targets_from + 1 + len(row.targets)
+            if seq.phase in (Phase.DONE, Phase.FAILED):
+                self.drop(seq, publish=seq.phase is Phase.DONE)
+            elif len(row.tokens):
+                self.space.publish(seq.lease, seq.tokens[: seq.computed])

@@ -1,0 +1,101 @@
+"""The engine's only state of a request."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wellhead.cache.space import Lease
+from wellhead.capture.sink import Sink
+from wellhead.requests.text import TextStream
+from wellhead.types import Logprobs, Request, Usage
+
+
+class Phase(Enum):
+    WAITING = auto()
+    RUNNING = auto()
+    DONE = auto()
+    FAILED = auto()
+
+
+class Sequence:
+    """Tokens, pages, progress and sink of one request.
+
+    ``tokens[:computed]`` have keys in pages. The next token to compute is always ``tokens[computed]``; a sequence
+    decodes when only its newest token is uncomputed.
+    """
+
+    __slots__ = (
+        "_tokens", "arrival", "cached_tokens", "computed", "deadline", "lease", "length", "order", "output_logprobs",
+        "passed_over", "phase", "prompt_logprobs", "request", "retractions", "sent_tokens", "sink", "targets_done", "text",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        order: int,
+        arrival: float,
+        sink: Sink | None,
+        text: TextStream | None,
+    ) -> None:
+        prompt = request.input_ids
+        self._tokens = np.empty(len(prompt) + request.sampling.max_new_tokens, np.int32)
+        self._tokens[: len(prompt)] = prompt
+        self.length = len(prompt)
+        self.request = request
+        self.order = order
+        self.arrival = arrival
+        self.deadline = arrival + request.timeout if request.timeout is not None else None
+        self.sink = sink
+        self.text = text
+        self.phase = Phase.WAITING
+        self.lease: Lease | None = None
+        self.computed = 0
+        self.cached_tokens: int | None = None
+        self.retractions = 0
+        self.passed_over = 0
+        self.sent_tokens = 0
+        self.prompt_logprobs: list[Logprobs] = []
+        self.output_logprobs: list[Logprobs] = []
+        spec = request.logprobs
+        self.targets_done = len(prompt) if spec is None or spec.start is None else max(1, spec.start)
+
+    @property
+    def key(self) -> str:
+        return self.request.key
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.input_ids)
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """Prompt and output so far; a view."""
+        return self._tokens[: self.length]
+
+    @property
+    def output(self) -> NDArray[np.int32]:
+        return self._tokens[self.prompt_length : self.length]
+
+    @property
+    def generates(self) -> bool:
+        return self.request.sampling.max_new_tokens > 0
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still to compute before the next draw."""
+        return self.length - self.computed
+
+    @property
+    def decoding(self) -> bool:
+        return self.remaining == 1 and self.length > self.prompt_length
+
+    def append(self, token: int) -> None:
+        self._tokens[self.length] = token
+        self.length += 1
+
+    def usage(self) -> Usage:
+        return Usage(self.prompt_length, self.length - self.prompt_length, self.cached_tokens or 0, self.retractions)

@@ -1,0 +1,316 @@
+"""The vocabulary that every room shares. Nothing here imports torch.
+
+Words: position ``p`` is the index of a token in prompt + output; row ``p`` is the hidden state computed when that token
+was the model's input. P prompt tokens, N output tokens, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wellhead.errors import InvalidRequest, WellheadError
+
+DType = Literal["float32", "bfloat16", "float16"]
+DTYPES: tuple[DType, ...] = ("float32", "bfloat16", "float16")
+
+#: How rows of each dtype are held by numpy, which has no bfloat16 of its own: as its 16 bits.
+STORAGE: Mapping[DType, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(np.uint16),
+    "float16": np.dtype(np.float16),
+}
+
+
+class CaptureMode(IntEnum):
+    """Which rows of a request are kept. Ordered: the mode of a batch, or of a ceiling, is a ``max``."""
+
+    NULL = 0
+    LAST = 1
+    FULL = 2
+
+    @property
+    def word(self) -> str:
+        """As users write it in ``return_hidden_states_mode``."""
+        return ("off", "last", "full")[self]
+
+
+class Pooling(StrEnum):
+    """What becomes of a request's rows before they are handed over."""
+
+    NONE = "none"
+    MEAN = "mean"
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureSpec:
+    """The rows that one request wants.
+
+    ``layers`` are resolved (0 = embeddings, i = after block i, N = after the final norm); ``asked`` is how the caller
+    wrote them, or ``None`` if only the default layer was meant.
+    """
+
+    mode: CaptureMode = CaptureMode.NULL
+    layers: tuple[int, ...] = ()
+    asked: tuple[int, ...] | None = None
+    pooling: Pooling = Pooling.NONE
+    incremental: bool = False
+
+    @property
+    def needs_all_rows(self) -> bool:
+        return self.mode is CaptureMode.FULL or self.pooling is Pooling.MEAN
+
+    @property
+    def effective(self) -> CaptureMode:
+        """The mode that the engine has to run: a mean over rows needs all of them."""
+        return CaptureMode.FULL if self.needs_all_rows else self.mode
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen and when a request ends. Names and defaults are SGLang's; validated by ``requests``.
+
+    ``temperature`` 0 is greedy. ``top_k`` -1 keeps all. Penalties: ``frequency`` and ``presence`` count output tokens
+    and are subtracted from logits, ``repetition`` divides positive and multiplies negative logits of tokens that occur
+    in the prompt or the output (Keskar et al. 2019).
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_new_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    n: int = 1
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    sampling_seed: int | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    no_stop_trim: bool = False
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0 or self.top_k == 1
+
+    @property
+    def penalised(self) -> bool:
+        return self.frequency_penalty != 0.0 or self.presence_penalty != 0.0 or self.repetition_penalty != 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobSpec:
+    """Which log-probabilities a request wants.
+
+    ``start``: first prompt position whose token's logprob is wanted, or ``None`` for output tokens only.
+    ``top``: how many of the most likely tokens at each position. ``token_ids``: tokens to report at each position.
+    """
+
+    start: int | None = None
+    top: int = 0
+    token_ids: tuple[int, ...] = ()
+    with_text: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt and one sample: the wish, normalised and validated.
+
+    ``rid`` names the request as its owner does; with ``n > 1`` or a scalar rid over a batch several share it, and
+    ``key`` tells them apart. ``input_ids``: int32 ``[P]``, P >= 1.
+    """
+
+    key: str
+    rid: str
+    input_ids: NDArray[np.int32]
+    sampling: SamplingParams = SamplingParams()
+    capture: CaptureSpec = CaptureSpec()
+    logprobs: LogprobSpec | None = None
+    seed: int = 0
+    stream: bool = False
+    prompt_index: int = 0
+    sample_index: int = 0
+    timeout: float | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.input_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishReason:
+    """Why a request ended. ``matched``: the token id, string or pattern that stopped it; ``length``: output tokens."""
+
+    kind: Literal["stop", "length", "abort"]
+    matched: int | str | None = None
+    length: int | None = None
+    message: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """SGLang's shape."""
+        if self.kind == "stop":
+            return {"type": "stop", "matched": self.matched}
+        if self.kind == "length":
+            return {"type": "length", "length": self.length}
+        return {"type": "abort", "message": self.message or "aborted"}
+
+
+def widen(rows: NDArray[Any], dtype: DType) -> NDArray[np.float32]:
+    """Rows in their storage dtype -> float32, exactly. A float32 array is returned as it is."""
+    if dtype == "bfloat16":
+        return (rows.astype(np.uint32) << 16).view(np.float32)
+    return rows.astype(np.float32, copy=False)
+
+
+def narrow(rows: NDArray[np.float32], dtype: DType) -> NDArray[Any]:
+    """float32 -> storage of ``dtype``, rounded to nearest even (NaN stays NaN)."""
+    if dtype != "bfloat16":
+        return rows.astype(STORAGE[dtype], copy=False)
+    bits = np.ascontiguousarray(rows, dtype=np.float32).view(np.uint32)
+    rounded = ((bits + (((bits >> 16) & 1) + 0x7FFF).astype(np.uint32)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(rows), np.uint16(0x7FC0), rounded)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HiddenStates:
+    """The rows of one request, one contiguous array per layer, in the dtype in which the model computed them.
+
+    Shapes per layer: ``last`` and ``mean`` ``[H]``; ``full`` ``[rows, H]`` with rows ``first_row ..``; rows of prompt
+    tokens are those below ``prompt_rows``. All layers are after the position's block; the last one after the final
+    norm, as Hugging Face's ``hidden_states[-1]``.
+    """
+
+    mode: CaptureMode
+    pooling: Pooling
+    dtype: DType
+    layers: tuple[int, ...]
+    arrays: tuple[NDArray[Any], ...]
+    prompt_rows: int
+    asked: tuple[int, ...] | None = None
+    first_row: int = 0
+    total_rows: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in self.arrays)
+
+    def raw(self, layer: int | None = None) -> NDArray[Any]:
+        """The stored array of a layer as the caller asked for it (default: the only or first one); bfloat16 as uint16."""
+        if layer is None:
+            return self.arrays[0]
+        for names in (self.asked or (), self.layers):
+            if layer in names:
+                return self.arrays[names.index(layer)]
+        raise InvalidRequest(f"layer {layer} was not captured; this request has {list(self.asked or self.layers)}", param="layer")
+
+    def numpy(self, layer: int | None = None) -> NDArray[np.float32]:
+        """A layer as float32: ``[H]`` or ``[rows, H]``."""
+        return widen(self.raw(layer), self.dtype)
+
+    def _entries(self, rows: NDArray[np.float32]) -> Any:
+        if rows.ndim == 1:
+            return rows
+        if self.first_row >= self.prompt_rows:
+            return list(rows)
+        cut = self.prompt_rows - self.first_row
+        return [rows[:cut], *rows[cut:]]
+
+    def entries(self) -> Any:
+        """SGLang's shape, as float32 numpy views of one array per layer.
+
+        ``last`` / ``mean``: ``[H]``. ``full``: a list of N entries, the prompt's ``[P, H]`` and then one ``[H]`` per
+        further output token. If layers were asked for by number: a dict from that number to the same.
+        """
+        if self.asked is None:
+            return self._entries(self.numpy())
+        return {layer: self._entries(widen(a, self.dtype)) for layer, a in zip(self.asked, self.arrays, strict=True)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Logprobs:
+    """Log-probabilities of k consecutive tokens, as arrays: ``ids`` and ``values`` ``[k]`` (NaN: not known, as for
+    position 0), ``top_ids`` and ``top_values`` ``[k, top]``, ``picked`` ``[k, len(token_ids)]``."""
+
+    ids: NDArray[np.int64]
+    values: NDArray[np.float32]
+    top_ids: NDArray[np.int64]
+    top_values: NDArray[np.float32]
+    picked: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, part: slice) -> Logprobs:
+        return Logprobs(self.ids[part], self.values[part], self.top_ids[part], self.top_values[part], self.picked[part])
+
+    @staticmethod
+    def unknown(token: int, spec: LogprobSpec) -> Logprobs:
+        """One token that nothing predicts: the first of a prompt."""
+        nan = np.float32(np.nan)
+        return Logprobs(
+            np.array([token], np.int64),
+            np.array([nan]),
+            np.zeros((1, spec.top), np.int64),
+            np.full((1, spec.top), nan),
+            np.full((1, len(spec.token_ids)), nan),
+        )
+
+    @staticmethod
+    def join(parts: list[Logprobs], spec: LogprobSpec) -> Logprobs:
+        if not parts:
+            top, picked = np.empty((0, spec.top)), np.empty((0, len(spec.token_ids)), np.float32)
+            none = np.empty(0, np.int64)
+            return Logprobs(none, np.empty(0, np.float32), top.astype(np.int64), top.astype(np.float32), picked)
+        return Logprobs(
+            np.concatenate([p.ids for p in parts]),
+            np.concatenate([p.values for p in parts]),
+            np.concatenate([p.top_ids for p in parts]),
+            np.concatenate([p.top_values for p in parts]),
+            np.concatenate([p.picked for p in parts]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Counts that go with every output. ``cached_tokens``: prompt tokens that were not computed, at first admission."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    retractions: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Output:
+    """A piece of one request's reply: what is new since the piece before it.
+
+    A request that does not stream gets exactly one. The terminal piece has ``finish`` or ``error`` set, never both,
+    and carries the hidden states (only the rows since the last piece if the capture is incremental) and the prompt's
+    logprobs. An error carries nothing else.
+    """
+
+    key: str
+    rid: str
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    finish: FinishReason | None = None
+    error: WellheadError | None = None
+    usage: Usage = field(default_factory=lambda: Usage(0))
+    hidden_states: HiddenStates | None = None
+    prompt_logprobs: Logprobs | None = None
+    output_logprobs: Logprobs | None = None
+
+    @property
+    def terminal(self) -> bool:
+        return self.finish is not None or self.error is not None
