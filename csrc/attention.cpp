@@ -17,17 +17,15 @@ namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
-// With so few rows a page is read from memory faster than the hardware foresees, so the next one is asked for early.
+// Up to so many rows per head an item takes several heads: reading the pages is all the work, and longer runs read faster.
 constexpr int64_t kStreamed = 8;
 
-// One piece of work: `count` positions from `first`, all query heads of one key-value head.
+// One piece of work: `count` positions from `first`, all query heads of `heads` key-value heads from `head`.
 struct Item {
-  int32_t sequence;
-  int32_t head;
-  int64_t first, count;
+  int64_t sequence, head, heads, first, count;
 };
 
-// Positions per item: a power of two, so that it divides the page size and only windows split the rows of an item.
+// Positions of one block of queries: a power of two, so that it divides the page size and only windows split its rows.
 int64_t positions_per_item(int64_t group, int64_t page_size) {
   int64_t positions = 1;
   while (positions * 2 * group <= kRows && positions * 2 <= page_size) positions *= 2;
@@ -35,17 +33,20 @@ int64_t positions_per_item(int64_t group, int64_t page_size) {
 }
 
 // Long sequences first, so that what is left for the end is short.
-std::vector<Item> plan(const Sequences& all, int64_t kv_heads, int64_t positions) {
-  std::vector<int32_t> order(all.count);
+std::vector<Item> plan(const Sequences& all, int64_t kv_heads, int64_t group, int64_t positions) {
+  std::vector<int64_t> order(all.count);
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return all.lens[a] > all.lens[b]; });
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return all.lens[a] > all.lens[b]; });
+  const int64_t shares = std::max<int64_t>(1, 4 * at::get_num_threads() / std::max<int64_t>(1, all.count));
+  const int64_t streamed = std::max<int64_t>(1, kv_heads / shares);
   std::vector<Item> items;
-  for (const int32_t s : order) {
+  for (const int64_t s : order) {
     const int64_t end = all.lens[s], begin = end - (all.starts[s + 1] - all.starts[s]);
-    for (int64_t head = 0; head < kv_heads; ++head) {
+    const int64_t step = (end - begin) * group <= kStreamed ? streamed : 1;
+    for (int64_t head = 0; head < kv_heads; head += step) {
       for (int64_t first = begin; first < end;) {
         const int64_t next = std::min((first / positions + 1) * positions, end);
-        items.push_back({s, static_cast<int32_t>(head), first, next - first});
+        items.push_back({s, head, std::min(step, kv_heads - head), first, next - first});
         first = next;
       }
     }
@@ -88,10 +89,11 @@ template <class S, class C>
 class Attention {
  public:
   Attention(const S* q, int64_t heads, const Pages& kv, const Sequences& all, float scale, int64_t window, S* out)
-      : q_(q), heads_(heads), group_(heads / kv.heads), kv_(kv), all_(all), scale_(scale), window_(window), out_(out) {}
+      : q_(q), heads_(heads), group_(heads / kv.heads), positions_(positions_per_item(group_, kv.size)), kv_(kv), all_(all),
+        scale_(scale), window_(window), out_(out) {}
 
   void run() {
-    const std::vector<Item> items = plan(all_, kv_.heads, positions_per_item(group_, kv_.size));
+    const std::vector<Item> items = plan(all_, kv_.heads, group_, positions_);
     const int64_t workers = std::min<int64_t>(at::get_num_threads(), items.size());
     std::atomic<size_t> next{0};
     at::parallel_for(0, workers, 1, [&](int64_t, int64_t) {
@@ -101,67 +103,65 @@ class Attention {
   }
 
  private:
-  // The rows [begin, end) of an item that see any key of the page at `low`.
-  struct Span {
-    int64_t begin, end;
+  // A thread's memory for one item; rows are ordered by head, then position, then query head of the group.
+  struct Work {
+    C* queries;
+    float* mixed;
+    float* scores;
+    C* weights;
+    Running* running;
   };
-  Span span(const Item& item, int64_t low) const {
-    const int64_t last = item.first + item.count;
-    const int64_t end = window_ ? std::min(last, low + kv_.size - 1 + window_) : last;
-    return {(std::max(item.first, low) - item.first) * group_, (end - item.first) * group_};
-  }
-
-  const S* query(const Item& item, int64_t row) const {
-    const int64_t token = all_.starts[item.sequence + 1] - all_.lens[item.sequence] + item.first + row / group_;
-    return q_ + (token * heads_ + item.head * group_ + row % group_) * kv_.dim;
-  }
 
   void attend_item(const Item& item) const {
-    const int64_t dim = kv_.dim, size = kv_.size, rows = item.count * group_;
-    C* queries = scratch<C, 0>(rows * dim);
-    float* mixed = scratch<float, 1>(rows * dim);
-    float* scores = scratch<float, 2>(rows * size);
-    C* weights = scratch<C, 3>(rows * size);
-    std::vector<Running> running(rows);
-    std::fill(mixed, mixed + rows * dim, 0.f);
-    for (int64_t r = 0; r < rows; ++r) convert(queries + r * dim, query(item, r), dim);
-
+    const int64_t dim = kv_.dim, size = kv_.size, rows = item.count * group_, all_rows = rows * item.heads;
+    const Work work{scratch<C, 0>(all_rows * dim), scratch<float, 1>(all_rows * dim), scratch<float, 2>(rows * size),
+                    scratch<C, 3>(rows * size), scratch<Running, 6>(all_rows)};
+    std::fill(work.running, work.running + all_rows, Running{});
+    std::fill(work.mixed, work.mixed + all_rows * dim, 0.f);
+    for (int64_t r = 0; r < all_rows; ++r) convert(work.queries + r * dim, q_ + offset(item, r), dim);
     const int64_t earliest = window_ ? std::max<int64_t>(0, item.first - window_ + 1) : 0;
     for (int64_t page = earliest / size; page * size < item.first + item.count; ++page) {
-      const int64_t low = page * size;
-      const Span seen = span(item, low);
-      if (seen.begin >= seen.end) continue;
-      const int64_t count = seen.end - seen.begin;
-      if (rows <= kStreamed && (page + 1) * size < item.first + item.count) fetch(item, page + 1);
-      product(count, size, dim, queries + seen.begin * dim, dim, keys(item, page), size, scores, size, false);
-      for (int64_t r = seen.begin; r < seen.end; ++r) {
-        const int64_t position = item.first + r / group_, i = r - seen.begin;
-        const int64_t from = window_ ? std::max<int64_t>(0, position - window_ + 1 - low) : 0;
-        const int64_t to = std::min(size, position + 1 - low);
-        soften<S>(scores + i * size, size, from, to, scale_, weights + i * size, running[r], mixed + r * dim, dim);
+      for (int64_t h = 0; h < item.heads; ++h) {
+        const int64_t r = h * rows;
+        visit(item, page, item.head + h, {work.queries + r * dim, work.mixed + r * dim, work.scores, work.weights, work.running + r});
       }
-      product(count, dim, size, weights, size, values(item, page), dim, mixed + seen.begin * dim, dim, true);
     }
-    for (int64_t r = 0; r < rows; ++r) {
-      const Vec total(running[r].total);
-      map(out_ + (query(item, r) - q_), dim, [&](const Vec& v) { return v / total; }, mixed + r * dim);
-    }
-  }
-
-  void fetch(const Item& item, int64_t page) const {
-    for (int64_t half = 0; half < 2; ++half) {
-      const char* from = reinterpret_cast<const char*>(stored(item, page, half));
-      for (int64_t at = 0; at < kv_.size * kv_.dim * static_cast<int64_t>(sizeof(S)); at += 64) __builtin_prefetch(from + at, 0, 2);
+    for (int64_t r = 0; r < all_rows; ++r) {
+      const Vec total(work.running[r].total);
+      map(out_ + offset(item, r), dim, [&](const Vec& v) { return v / total; }, work.mixed + r * dim);
     }
   }
 
-  const S* stored(const Item& item, int64_t page, int64_t half) const {
+  // Where row r of an item lies in q and in out.
+  int64_t offset(const Item& item, int64_t r) const {
+    const int64_t rows = item.count * group_, head = item.head + r / rows, position = item.first + r % rows / group_;
+    const int64_t token = all_.starts[item.sequence + 1] - all_.lens[item.sequence] + position;
+    return (token * heads_ + head * group_ + r % group_) * kv_.dim;
+  }
+
+  // One page and one head, for the rows of the item that see any key of it.
+  void visit(const Item& item, int64_t page, int64_t head, const Work& work) const {
+    const int64_t dim = kv_.dim, size = kv_.size, low = page * size, last = item.first + item.count;
+    const int64_t begin = std::max(item.first, low), end = window_ ? std::min(last, low + size - 1 + window_) : last;
+    if (begin >= end) return;
+    const int64_t skip = (begin - item.first) * group_, count = (end - begin) * group_;
+    // Keys beyond the block of queries are left out, up to its end even where the item is cut short: its position decides.
+    const int64_t block_end = (item.first / positions_ + 1) * positions_;
+    const int64_t width = std::min(size, (block_end - low + 15) / 16 * 16);
     const int64_t id = all_.table[item.sequence * all_.width + page];
-    return static_cast<const S*>(kv_.data) + kv_.offset(id, half, item.head);
+    const S* stored = static_cast<const S*>(kv_.data);
+    product(count, width, dim, work.queries + skip * dim, dim, keys(stored + kv_.offset(id, 0, head)), size, work.scores, width, false);
+    for (int64_t r = 0; r < count; ++r) {
+      const int64_t position = begin + r / group_;
+      const int64_t from = window_ ? std::max<int64_t>(0, position - window_ + 1 - low) : 0, to = std::min(width, position + 1 - low);
+      soften<S>(work.scores + r * width, width, from, to, scale_, work.weights + r * width, work.running[skip + r],
+                work.mixed + (skip + r) * dim, dim);
+    }
+    const C* v = values(stored + kv_.offset(id, 1, head), width, std::min(width, all_.lens[item.sequence] - low));
+    product(count, dim, width, work.weights, width, v, dim, work.mixed + skip * dim, dim, true);
   }
 
-  const C* keys(const Item& item, int64_t page) const {
-    const S* from = stored(item, page, 0);
+  const C* keys(const S* from) const {
     if constexpr (std::is_same_v<S, C>) {
       return from;
     } else {
@@ -171,23 +171,22 @@ class Attention {
     }
   }
 
-  // Slots of the last page that were never written may hold NaN, and 0 * NaN is NaN: they are zero in a copy.
-  const C* values(const Item& item, int64_t page) const {
-    const S* from = stored(item, page, 1);
-    const int64_t dim = kv_.dim, written = std::min(kv_.size, all_.lens[item.sequence] - page * kv_.size);
-    if (std::is_same_v<S, C> && written == kv_.size) return reinterpret_cast<const C*>(from);
-    C* copy = scratch<C, 5>(kv_.size * dim);
+  // Slots that were never written may hold NaN, and 0 * NaN is NaN: they are zero in a copy.
+  const C* values(const S* from, int64_t width, int64_t written) const {
+    const int64_t dim = kv_.dim;
+    if (std::is_same_v<S, C> && written == width) return reinterpret_cast<const C*>(from);
+    C* copy = scratch<C, 5>(width * dim);
     const int64_t kept = (kPairs<C> ? written / 2 * 2 : written) * dim;
     convert(copy, from, kept);
-    std::fill(copy + kept, copy + kv_.size * dim, C(0.f));
+    std::fill(copy + kept, copy + width * dim, C(0.f));
     if (kPairs<C> && written % 2) {
-      for (int64_t i = 0; i < dim; ++i) copy[kept + i * 2] = static_cast<C>(static_cast<float>(from[kept + i * 2]));
+      for (int64_t i = 0; i < dim; ++i) copy[kept + i * 2] = static_cast<C>(from[kept + i * 2]);
     }
     return copy;
   }
 
   const S* q_;
-  int64_t heads_, group_;
+  int64_t heads_, group_, positions_;
   const Pages& kv_;
   const Sequences& all_;
   float scale_;

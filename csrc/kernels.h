@@ -26,8 +26,8 @@ void embed(const int64_t* ids, int64_t count, const Weight& w, float scale, floa
 void norm(const float* x, int64_t rows, int64_t size, const float* weight, float eps, c10::ScalarType type, void* out);
 void norm_add(const float* x, int64_t rows, int64_t size, const float* weight, float eps, float* residual);
 
-// Pages [pages, layers, 2, heads, size * dim]. Keys of a page and head: [dim, size], with pairs [dim / 2, size, 2];
-// values: [size, dim], with pairs [size / 2, dim, 2].
+// Pages [pages, layers, heads, 2, size * dim], keys before values. Keys of a page and head: [dim, size], with pairs
+// [dim / 2, size, 2]; values: [size, dim], with pairs [size / 2, dim, 2].
 struct Pages {
   void* data;
   c10::ScalarType type;
@@ -35,7 +35,7 @@ struct Pages {
   int64_t pages, layers, layer, heads, size, dim;
 
   int64_t offset(int64_t page, int64_t half, int64_t head) const {
-    return (((page * layers + layer) * 2 + half) * heads + head) * size * dim;
+    return (((page * layers + layer) * heads + head) * 2 + half) * size * dim;
   }
 };
 

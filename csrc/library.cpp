@@ -99,7 +99,7 @@ Pages pages(const Tensor& kv, bool pairs, int64_t layer, int64_t size) {
   TORCH_CHECK_INDEX(layer >= 0 && layer < kv.size(1), "wellhead: layer ", layer, " of ", kv.size(1));
   // Shared by several threads and written by rope_store alone, hence mutable here and const to `attend`.
   void* data = const_cast<void*>(kv.const_data_ptr());
-  return {data, kv.scalar_type(), pairs, kv.size(0), kv.size(1), layer, kv.size(3), size, kv.size(4) / size};
+  return {data, kv.scalar_type(), pairs, kv.size(0), kv.size(1), layer, kv.size(2), size, kv.size(4) / size};
 }
 
 Tensor rope_store_op(const Tensor& qkv, Tensor kv, bool pairs, int64_t layer, int64_t page_size, int64_t heads,

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <type_traits>
 
@@ -70,7 +71,8 @@ inline void map(D* out, int64_t n, const F& f, const A*... a) {
 
 template <class D, class S>
 inline void convert(D* out, const S* in, int64_t n) {
-  map(out, n, [](const Vec& v) { return v; }, in);
+  if constexpr (std::is_same_v<D, S>) std::memcpy(out, in, n * sizeof(S));
+  else map(out, n, [](const Vec& v) { return v; }, in);
 }
 
 inline float sum(const Vec& v) {

@@ -29,6 +29,11 @@ def distance(a: torch.Tensor, truth: torch.Tensor) -> float:
     return float((a.double() - truth.double()).abs().max() / truth.double().abs().max())
 
 
+def rms_distance(a: torch.Tensor, truth: torch.Tensor) -> float:
+    """Root of the mean squared error over that of the truth."""
+    return float((a.double() - truth.double()).norm() / truth.double().norm())
+
+
 @dataclass
 class Heads:
     """Some sequences' raw qkv rows, and the options of one attention layer."""

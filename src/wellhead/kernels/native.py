@@ -84,7 +84,7 @@ class NativeOps:
         source = weight.contiguous().view(torch.int32) if self._pairs else weight
         data = torch.empty((-(-out // BLOCK), source.shape[1], BLOCK), dtype=source.dtype)
         whole = out // BLOCK
-        data[:whole] = source[: whole * BLOCK].view(whole, BLOCK, -1).transpose(1, 2)
+        data[:whole] = source[: whole * BLOCK].view(whole, BLOCK, source.shape[1]).transpose(1, 2)
         if whole < data.shape[0]:
             data[whole] = F.pad(source[whole * BLOCK :], (0, 0, 0, -out % BLOCK)).t()
         return data.view(self.dtype).unflatten(2, (BLOCK, 2)) if self._pairs else data
@@ -132,7 +132,7 @@ class NativeOps:
             raise InvalidConfig(f"page size {page_size} is not one of {PAGE_SIZES}", param="page_size")
         if head_dim % 2:
             raise InvalidConfig(f"head dim {head_dim} is odd")
-        data = torch.empty((pages, layers, 2, kv_heads, page_size * head_dim), dtype=self.dtype)
+        data = torch.empty((pages, layers, kv_heads, 2, page_size * head_dim), dtype=self.dtype)
         return KVPages(data, pages, page_size, layers, kv_heads, head_dim)
 
     def rope_store(

@@ -120,7 +120,8 @@ class GGUFWeights:
             found[name] = tensor
         missing = [name for name in expected if name not in found]
         if missing:
-            raise WeightsError(f"{file.path}: tensor {missing[0]} is missing (and {len(missing) - 1} more)")
+            more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+            raise WeightsError(f"{file.path}: tensor {missing[0]} is missing{more}")
         return {name: found[name] for name in expected}
 
 

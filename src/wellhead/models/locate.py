@@ -17,7 +17,7 @@ _LARGEST_JSON = 64 * 2**20
 
 
 def locate(model_path: str | os.PathLike[str]) -> Path:
-    """A folder with ``config.json``, or a ``.gguf`` file.
+    """A folder with ``config.json`` (or at least ``tokenizer.json``), or a ``.gguf`` file.
 
     A folder that holds a single GGUF file and no config means that file. What is neither file nor folder is taken
     for a hub id and fetched (never pickles, never code). Errors: ModelError, saying what was tried.
@@ -66,7 +66,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _inside(folder: Path) -> Path:
-    if (folder / "config.json").exists():
+    if (folder / "config.json").exists() or (folder / "tokenizer.json").exists():
         return folder
     files = sorted(folder.glob("*.gguf"))
     if len(files) == 1:

@@ -1,0 +1,45 @@
+"""Engine options on a command line: the fields of ``EngineConfig``, with dashes."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from wellhead.config import PAGE_SIZES
+
+#: flag -> keyword arguments of ``add_argument``. A flag that is not given is not passed on, so defaults live in one place.
+ENGINE_FLAGS: dict[str, dict[str, Any]] = {
+    "--tokenizer-path": {"help": "tokenizer folder or file (default: the model's own)"},
+    "--skip-tokenizer-init": {"action": "store_true", "help": "token ids only"},
+    "--served-model-name": {"help": "name under which clients see the model"},
+    "--dtype": {"choices": ["auto", "float32", "bfloat16", "float16"], "help": "default: the checkpoint's"},
+    "--device": {"choices": ["auto", "cpu", "cuda"]},
+    "--context-length": {"type": int, "help": "tokens a sequence may have (default: the model's)"},
+    "--return-hidden-states-mode": {"choices": ["off", "last", "full"], "help": "ceiling of the capture mode (default: last)"},
+    "--enable-return-hidden-states": {"action": "store_true", "help": "the same as --return-hidden-states-mode full"},
+    "--capture-layers": {"type": int, "nargs": "+", "metavar": "LAYER", "help": "layers that may be asked for (default: -1)"},
+    "--max-total-tokens": {"type": int, "help": "tokens in the KV pool"},
+    "--mem-fraction-static": {"type": float, "help": "share of free memory that the KV pool may take"},
+    "--page-size": {"type": int, "choices": list(PAGE_SIZES), "help": "tokens per KV page (default: 64)"},
+    "--chunked-prefill-size": {"type": int, "help": "prompt tokens per step; -1: whole prompts"},
+    "--max-running-requests": {"type": int},
+    "--max-queued-requests": {"type": int},
+    "--schedule-policy": {"choices": ["fcfs", "lpm"]},
+    "--disable-radix-cache": {"action": "store_true", "help": "keep no prefixes"},
+    "--random-seed": {"type": int},
+    "--native-kernels": {"action": argparse.BooleanOptionalAction, "help": "require, or do without, the compiled kernels"},
+}
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser, *, model_required: bool = True) -> None:
+    """Add ``--model-path`` and every engine option to a parser."""
+    group = parser.add_argument_group("engine")
+    group.add_argument("--model-path", required=model_required, help="model folder, .gguf file or hub id")
+    for flag, settings in ENGINE_FLAGS.items():
+        group.add_argument(flag, default=argparse.SUPPRESS, **settings)
+
+
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The engine options that were given, ready for ``EngineConfig.from_options``."""
+    names = ["model_path", *(flag[2:].replace("-", "_") for flag in ENGINE_FLAGS)]
+    return {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
