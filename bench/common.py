@@ -18,19 +18,21 @@ import torch
 
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": {
-        "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
-        "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096, "rope_theta": 1e6, "tie_word_embeddings": True,
+        "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096, "rope_theta": 1e6, "tie_word_embeddings": True,
     },
     "tiny": {
-        "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 4096, "rope_theta": 1e6, "tie_word_embeddings": True,
+        "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 4096, "rope_theta": 1e6, "tie_word_embeddings": True,
     },
 }  # fmt: skip
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--model", default="qwen3-0.6b", help=f"a shape with random weights ({', '.join(SHAPES)}) or a model folder")
+    parser.add_argument(
+        "--model", default="qwen3-0.6b", help=f"a shape with random weights ({', '.join(SHAPES)}) or a model folder"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     return parser
 
@@ -103,4 +105,5 @@ def machine() -> str:
         flags = "amx" if "amx_bf16" in present else "avx512-bf16" if "avx512_bf16" in present else "no bf16 instructions"
     except (OSError, StopIteration):
         pass
-    return f"{cpu} ({flags}), {os.cpu_count()} cores, {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.2f}, torch {torch.__version__}"
+    threads, load = torch.get_num_threads(), os.getloadavg()[0]
+    return f"{cpu} ({flags}), {os.cpu_count()} cores, {threads} threads, load {load:.2f}, torch {torch.__version__}"

@@ -45,7 +45,8 @@ class Reviews:
 
 def read_reviews(path: Path, count: int, seed: int) -> Reviews:
     """``count`` reviews, half of them favourable, shuffled; the first half is for training."""
-    rows = list(csv.DictReader(io.TextIOWrapper(bz2.open(path), encoding="utf-8")))
+    with bz2.open(path) as file:
+        rows = list(csv.DictReader(io.TextIOWrapper(file, encoding="utf-8")))
     rng = np.random.default_rng(seed)
     by_label = {k: [r["text"] for r in rows if r["category"] == k and r["text"].strip()] for k in ("fresh", "rotten")}
     chosen = []
@@ -114,7 +115,8 @@ def main() -> None:
     vectors = args.out / "vectors.parquet"
     write_vectors(vectors, texts, reviews.labels, asked)
     page = args.out / "report.html"
-    write_report(page, info, scores, texts, reviews.labels, asked, {"tokens": tokens, "seconds": seconds, "cached": cached}, TEMPLATE)
+    run = {"tokens": tokens, "seconds": seconds, "cached": cached}
+    write_report(page, info, scores, texts, reviews.labels, asked, run, TEMPLATE)
     print(f"== wrote {vectors} and {page}")
 
 

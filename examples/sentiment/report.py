@@ -71,7 +71,8 @@ def _scatter(vectors: np.ndarray, labels: np.ndarray) -> str:
     low, high = np.percentile(flat, 1, axis=0), np.percentile(flat, 99, axis=0)
     at = np.clip((flat - low) / (high - low), 0, 1) * [660, 300] + [20, 20]
     dots = "".join(
-        f'<circle class="{"pos" if label else "neg"}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>' for (x, y), label in zip(at, labels, strict=True)
+        f'<circle class="{"pos" if label else "neg"}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
+        for (x, y), label in zip(at, labels, strict=True)
     )
     return (
         f'<figure><svg viewBox="0 0 700 340" role="img" aria-label="test vectors in two dimensions">{dots}</svg><figcaption>Test reviews'

@@ -142,7 +142,8 @@ class EngineConfig:
         pages = tokens // self.page_size
         if pages < 2:
             raise InvalidConfig(
-                f"a KV pool of {tokens} tokens is less than two pages of {self.page_size}; raise max_total_tokens or mem_fraction_static",
+                f"a KV pool of {tokens} tokens is less than two pages of {self.page_size}; "
+                "raise max_total_tokens or mem_fraction_static",
                 param="max_total_tokens",
             )
         if tokens > free_bytes // max(1, bytes_per_token):

@@ -112,7 +112,7 @@ class Space:
         return True
 
     def publish(self, lease: Lease, tokens: Tokens) -> None:
-        """Share the full pages of ``tokens``, all of them written. Pages that another lease published first are swapped for its."""
+        """Share the full pages of ``tokens``, all of them written. A page that another lease published first is swapped for that."""
         if not self.prefix_cache:
             return
         size = self.page_size

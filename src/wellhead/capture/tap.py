@@ -77,7 +77,7 @@ class StepTap:
         self.take_at(layer, rows, self._index)
 
     def take_at(self, layer: int, rows: torch.Tensor, index: torch.Tensor) -> None:
-        """The same where ``rows`` are only some tokens' (all of them if there is a store); ``index`` finds the kept ones in them."""
+        """The same where ``rows`` are only some tokens' (all, if there is a store); ``index`` finds the kept ones in them."""
         if layer in self._stored and self._store is not None:
             rows = rows.to(self._dtype)
             self._store.write(layer, self._slots, rows)

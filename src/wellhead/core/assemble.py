@@ -86,6 +86,7 @@ def assemble(options: EngineConfig) -> Assembled:
     ops = select_ops(TORCH_DTYPE[dtype], device, native=options.native_kernels)
     clock.lap("kernels")
     with open_weights(path, spec) as weights:
+        spec = weights.spec  # the file may settle what the config leaves open: a head apart from a "tied" embedding
         decoder = Decoder(spec, ops, weights.get, options.context_length or spec.context_length)
     clock.lap("weights")
     config = _resolve(options, spec, dtype, device)

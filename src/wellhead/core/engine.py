@@ -78,7 +78,7 @@ class Core:
         self.counters.requests += 1
 
     def abort(self, rid: str) -> int:
-        """End every sequence of the request ``rid`` (all its samples); how many there were. Their outputs come with the next step."""
+        """End every sequence of the request ``rid`` (all its samples); how many there were. Outputs come with the next step."""
         mine = [s for s in self.scheduler.all() if rid in (s.request.rid, s.key)]
         for seq in mine:
             self._end(seq, RequestAborted(f"request {rid!r} was aborted"))
@@ -114,7 +114,7 @@ class Core:
         elif not self.scheduler.idle and not self._ended:
             self._fail_stuck()
         ended, self._ended = self._ended, []
-        self._count(outputs)
+        self._count(ended + outputs)
         return ended + outputs
 
     def _run(self, plan: Plan) -> list[Output]:
@@ -163,7 +163,7 @@ class Core:
         for output in outputs:
             if output.error is not None:
                 counters.failed += 1
-            elif output.finish is not None:
+            elif output.finish is not None and output.finish.kind != "abort":
                 counters.finished += 1
                 counters.prompt_tokens += output.usage.prompt_tokens
                 counters.cached_tokens += output.usage.cached_tokens

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wellhead.core.engine import Core
-from wellhead.errors import EngineClosed, WellheadError
+from wellhead.errors import EngineClosed, InternalError, WellheadError
 from wellhead.types import Output, Request
 
 log = logging.getLogger("wellhead")
@@ -130,11 +130,12 @@ class EngineLoop:
                 self._core.submit(request)
                 self._replies[request.key] = message.reply
                 taken.append(request)
-        except WellheadError as error:
+        except Exception as error:
             for request in taken:
                 del self._replies[request.key]
                 self._core.abort(request.key)
-            message.done.set_exception(error)
+            known = isinstance(error, WellheadError)
+            message.done.set_exception(error if known else InternalError(f"the request could not be taken: {error!r}"))
             return
         message.done.set_result(None)
 
@@ -165,9 +166,8 @@ class EngineLoop:
                 self._deliver(output)
         except Exception:
             log.exception("could not end all requests in order")
-        for key, reply in list(self._replies.items()):
-            self._replies.pop(key)
-            reply(Output(key=key, rid=key.split("#")[0], error=error))
+        for key in list(self._replies):
+            self._deliver(Output(key=key, rid=key.rsplit("#", 1)[0], error=error))
         while True:
             try:
                 message = self._inbox.get_nowait()

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from wellhead.config import EngineConfig
 from wellhead.core.assemble import Assembled, assemble
 from wellhead.core.loop import EngineLoop
-from wellhead.errors import InvalidRequest, WellheadError
+from wellhead.errors import InvalidRequest, RequestAborted, WellheadError
 from wellhead.frontends.native import Reply
 from wellhead.requests.normalize import Batch, normalize
 from wellhead.types import DTYPES, DType, HiddenStates, Output, narrow
@@ -237,7 +237,7 @@ class Engine:
         """
         if dtype not in DTYPES:
             raise InvalidRequest(f"dtype must be {', '.join(DTYPES)}, not {dtype!r}", param="dtype")
-        items: list[Any] = list(texts)
+        items: Any = texts if isinstance(texts, (str, bytes)) else list(texts)
         found: list[HiddenStates | None] = [None] * len(items)
         for i, states in self.extract_iter(items, mode, layers=layers, progress=progress):
             if isinstance(states, WellheadError):
@@ -273,6 +273,8 @@ class Engine:
         """
         fields = self._extract_fields(mode, layers)
         self.normalize({"input_ids": [0], **fields})
+        if isinstance(texts, (str, bytes)):
+            raise InvalidRequest("texts must be a list of texts, not one text", param="texts")
         return self._extract_all(iter(texts), fields, progress)
 
     @staticmethod
@@ -293,12 +295,14 @@ class Engine:
         index: dict[str, int] = {}
         numbered = enumerate(texts)
         bar = tqdm(desc="extract", unit=" texts", disable=not progress)
+        most = self._assembled.config.max_queued
+        size, in_flight = min(BULK_BATCH, most), min(BULK_IN_FLIGHT, most)
         try:
             more = True
             while more or index:
-                if more and len(index) <= BULK_IN_FLIGHT - BULK_BATCH:
-                    part = list(itertools.islice(numbered, BULK_BATCH))
-                    more = len(part) == BULK_BATCH
+                if more and len(index) <= in_flight - size:
+                    part = list(itertools.islice(numbered, size))
+                    more = len(part) == size
                     yield from self._submit_part(part, fields, done.put, index)
                 elif index:
                     output = done.get()
@@ -339,7 +343,7 @@ def result_of(output: Output) -> HiddenStates | WellheadError:
     if output.error is not None:
         return output.error
     if output.hidden_states is None:
-        return InvalidRequest(f"request {output.rid!r} ended without hidden states: {output.finish}")
+        return RequestAborted(f"request {output.rid!r} was aborted")
     return output.hidden_states
 
 

@@ -69,7 +69,7 @@ class Decoder:
 
     def _norm_weight(self, get: GetTensor, name: str) -> torch.Tensor:
         weight = self._to_dtype(get(name)).float()
-        return weight + 1.0 if self.spec.norm_plus_one else weight
+        return weight + 1.0 if self.spec.norm_plus_one else weight.clone()
 
     def _block(self, get: GetTensor, i: int) -> Block:
         spec, at = self.spec, f"model.layers.{i}."

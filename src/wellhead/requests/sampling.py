@@ -130,10 +130,9 @@ def _logit_bias(v: Any, limits: Limits) -> tuple[tuple[int, float], ...]:
         raise _bad("logit_bias", "an object from token ids to numbers", v)
     pairs = []
     for key, bias in v.items():
-        try:
-            token = int(key)
-        except (TypeError, ValueError):
-            raise _bad("logit_bias", "an object from token ids to numbers", v) from None
+        if not (_is_int(key) or (isinstance(key, str) and key.isascii() and key.isdigit())):
+            raise _bad("logit_bias", "an object from token ids to numbers", v)
+        token = int(key)
         if not 0 <= token < limits.vocab_size:
             raise TokenOutOfRange(
                 f"sampling_params.logit_bias: {token} is outside [0, {limits.vocab_size})", param="sampling_params.logit_bias"

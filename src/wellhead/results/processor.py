@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from wellhead.errors import InternalError, NonFinite, WellheadError
+from wellhead.errors import InternalError, InvalidRequest, NonFinite, WellheadError
 from wellhead.scheduler.sequence import Phase, Sequence
 from wellhead.step import Plan, PlanRow, RowResult, StepResult
 from wellhead.types import DType, FinishReason, Logprobs, Output, SamplingParams
@@ -69,7 +69,10 @@ class Processor:
             seq = lookup(row.key)
             if seq is None or seq.phase is not Phase.RUNNING:
                 continue
-            output = self._advance(seq, row, got)
+            try:
+                output = self._advance(seq, row, got)
+            except InvalidRequest as error:  # found out late: a stop pattern that takes too long
+                output = self.fail(seq, error)
             if output is not None:
                 outputs.append(output)
         return outputs
@@ -92,7 +95,7 @@ class Processor:
 
     def _keep(self, seq: Sequence, row: PlanRow, got: RowResult) -> WellheadError | None:
         if not got.finite:
-            return NonFinite(f"the model produced NaN in the logits of request {seq.request.rid!r} at position {row.end - 1}")
+            return NonFinite(f"NaN or infinity in the logits of request {seq.request.rid!r} at position {row.end - 1}")
         if row.kept and seq.sink is not None and got.hidden is not None:
             for layer in row.layers:
                 if not all_finite(got.hidden[layer], self._dtype):
@@ -100,6 +103,8 @@ class Processor:
                     return NonFinite(f"NaN or infinity in the hidden states of request {seq.request.rid!r} ({where})")
             seq.sink.write(row.keep[0], got.hidden)
         if got.target_logprobs is not None:
+            if np.isnan(got.target_logprobs.values).any():
+                return NonFinite(f"NaN in the logprobs of the prompt of request {seq.request.rid!r}, up to position {row.end - 1}")
             seq.prompt_logprobs.append(got.target_logprobs)
         return None
 

@@ -30,7 +30,7 @@ def draw(logits: torch.Tensor, specs: list[SampleSpec]) -> list[Drawn]:
     Logprobs are those of the distribution that is drawn from before truncation: after bias and penalties, at the given
     temperature (greedy: at 1), as SGLang reports them.
     """
-    broken = torch.isnan(logits).any(dim=-1).tolist()
+    broken = (~torch.isfinite(logits)).any(dim=-1).tolist()
     for i, spec in enumerate(specs):
         adjust_(logits[i], spec)
     best = logits.argmax(dim=-1).tolist()
