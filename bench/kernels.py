@@ -40,7 +40,7 @@ def medians(calls: Sequence[Callable[[], object]], seconds: float) -> list[float
     return [statistics.median(taken) for taken in times]
 
 
-def in_turn(call: Callable[[torch.Tensor, object], object], x: torch.Tensor, pool: Sequence[object]) -> Callable[[], object]:
+def in_turn(call: Callable[..., object], x: torch.Tensor, pool: Sequence[object]) -> Callable[[], object]:
     """``call`` with the next weight of the pool each time."""
     weights = itertools.cycle(pool)
     return lambda: call(x, next(weights))
@@ -57,20 +57,18 @@ def linear_table(ops: Ops, shapes: Sequence[tuple[int, int]], rows: Sequence[int
         gated = [ops.pack_glu(*w.chunk(2)) for w in plain] if outer < 10000 else []
         for n in rows if outer < 10000 else rows[:3]:
             x = torch.randn(n, inner).to(ops.dtype)
-            calls = [in_turn(ops.linear, x, packed), in_turn(F.linear, x, plain)]  # type: ignore[list-item]
+            calls = [in_turn(ops.linear, x, packed), in_turn(F.linear, x, plain)]
             if gated:
-                calls.append(in_turn(partial(_silu_glu, ops), x, gated))
+                calls.append(in_turn(partial(ops.glu, activation="silu"), x, gated))
             taken = medians(calls, seconds)
             work, unit = (size, "GB/s") if n == 1 else (2 * n * inner * outer, "GFLOP/s")
             own, torchs, glu = [work / t / 1e9 for t in [*taken, float("inf")][:3]]
             print(f"{inner:>7}x{outer:<6} {n:>5} {unit:>8} {own:8.1f} {glu:8.1f} {torchs:9.1f}", flush=True)
 
 
-def _silu_glu(ops: Ops, x: torch.Tensor, weight: object) -> torch.Tensor:
-    return ops.glu(x, weight, "silu")  # type: ignore[arg-type]
-
-
-def attention_case(ops: Ops, lens: Sequence[int], computed: Sequence[int], shape: tuple[int, int, int]) -> tuple[KVPages, Packing, torch.Tensor]:
+def attention_case(
+    ops: Ops, lens: Sequence[int], computed: Sequence[int], shape: tuple[int, int, int]
+) -> tuple[KVPages, Packing, torch.Tensor]:
     """Pages filled with numbers, and queries for the last ``computed`` tokens of each sequence."""
     heads, kv_heads, dim = shape
     page = 64
@@ -78,7 +76,8 @@ def attention_case(ops: Ops, lens: Sequence[int], computed: Sequence[int], shape
     kv = ops.new_kv(pages=sum(each), page_size=page, layers=1, kv_heads=kv_heads, head_dim=dim)
     kv.data.normal_()
     table = torch.full((len(lens), max(each)), -1, dtype=torch.int32)
-    for row, ids in zip(table, torch.randperm(sum(each)).int().split(each), strict=True):
+    shuffled = torch.tensor_split(torch.randperm(sum(each)).int(), list(itertools.accumulate(each))[:-1])
+    for row, ids in zip(table, shuffled, strict=True):
         row[: len(ids)] = ids
     positions = torch.cat([torch.arange(n - c, n) for n, c in zip(lens, computed, strict=True)])
     starts = torch.tensor([0, *itertools.accumulate(computed)], dtype=torch.int32)
@@ -87,7 +86,7 @@ def attention_case(ops: Ops, lens: Sequence[int], computed: Sequence[int], shape
 
 
 def attention_table(ops: Ops, shape: tuple[int, int, int], seconds: float) -> None:
-    """Prefill, chunk and decode cases: this engine's paged attention, and torch's over contiguous keys, one sequence at a time."""
+    """Prefill, chunk and decode: this engine's paged attention, and torch's over contiguous keys, one sequence at a time."""
     heads, kv_heads, dim = shape
     cases = {
         "prefill 512": ([512], [512]),

@@ -79,8 +79,8 @@ void soften(float* scores, int64_t size, int64_t from, int64_t to, float scale, 
   Vec total(0.f);
   for (int64_t i = 0; i < size; i += kLanes) {
     const Vec p = exponential<S>(at::vec::fmsub(load(scores + i), by, base));
-    total = total + p;
     store(weights + i, p);
+    total = total + load(weights + i);  // as rounded, so that the weights of a row add up to one
   }
   row.total += sum(total);
 }

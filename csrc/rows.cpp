@@ -2,6 +2,7 @@
 #include "kernels.h"
 #include "numbers.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace wellhead {
@@ -89,29 +90,33 @@ void write_value(const S* x, S* page, int64_t slot, int64_t dim) {
   }
 }
 
+// Tokens are taken a few at a time, head by head: neighbours in a page share cache lines of its keys.
+constexpr int64_t kTogether = 16;
+
 template <class S, bool pairs>
 void rope_store_tokens(const float* qkv, int64_t begin, int64_t end, int64_t heads, const int64_t* positions, const int64_t* slots,
                        const Rope& rope, const Pages& kv, S* q) {
-  const int64_t dim = kv.dim;
+  const int64_t dim = kv.dim, width = (heads + 2 * kv.heads) * dim;
   float* turned = scratch<float, 0>(dim);
   S* rounded = scratch<S, 1>(dim);
   S* pages = static_cast<S*>(kv.data);
-  for (int64_t t = begin; t < end; ++t) {
-    const float* row = qkv + t * (heads + 2 * kv.heads) * dim;
-    const float* cos_sin = rope.cos_sin ? rope.cos_sin + positions[t] * dim : nullptr;
-    const int64_t page = slots[t] / kv.size, slot = slots[t] % kv.size;
-    for (int64_t h = 0; h < heads; ++h, row += dim) {
-      turn(row, dim, rope.q_norm, rope.eps, cos_sin, turned);
-      convert(q + (t * heads + h) * dim, turned, dim);
-    }
-    for (int64_t h = 0; h < kv.heads; ++h, row += dim) {
-      turn(row, dim, rope.k_norm, rope.eps, cos_sin, turned);
-      convert(rounded, turned, dim);
-      write_key<S, pairs>(rounded, pages + kv.offset(page, 0, h), slot, kv.size, dim);
-    }
-    for (int64_t h = 0; h < kv.heads; ++h, row += dim) {
-      convert(rounded, row, dim);
-      write_value<S, pairs>(rounded, pages + kv.offset(page, 1, h), slot, dim);
+  for (int64_t h = 0; h < heads + 2 * kv.heads; ++h) {
+    const bool query = h < heads, key = !query && h < heads + kv.heads;
+    for (int64_t t = begin; t < end; ++t) {
+      const float* x = qkv + t * width + h * dim;
+      const float* cos_sin = rope.cos_sin ? rope.cos_sin + positions[t] * dim : nullptr;
+      const int64_t page = slots[t] / kv.size, slot = slots[t] % kv.size;
+      if (query) {
+        turn(x, dim, rope.q_norm, rope.eps, cos_sin, turned);
+        convert(q + (t * heads + h) * dim, turned, dim);
+      } else if (key) {
+        turn(x, dim, rope.k_norm, rope.eps, cos_sin, turned);
+        convert(rounded, turned, dim);
+        write_key<S, pairs>(rounded, pages + kv.offset(page, 0, h - heads), slot, kv.size, dim);
+      } else {
+        convert(rounded, x, dim);
+        write_value<S, pairs>(rounded, pages + kv.offset(page, 1, h - heads - kv.heads), slot, dim);
+      }
     }
   }
 }
@@ -159,7 +164,10 @@ void rope_store(const float* qkv, int64_t tokens, int64_t heads, const int64_t* 
   by_type(kv.type, kv.pairs, [&](auto s, auto c) {
     using S = decltype(s);
     at::parallel_for(0, tokens, grain((heads + 2 * kv.heads) * kv.dim), [&](int64_t begin, int64_t end) {
-      rope_store_tokens<S, kPairs<decltype(c)>>(qkv, begin, end, heads, positions, slots, rope, kv, static_cast<S*>(q));
+      for (int64_t t = begin; t < end; t += kTogether) {
+        rope_store_tokens<S, kPairs<decltype(c)>>(qkv, t, std::min(t + kTogether, end), heads, positions, slots, rope, kv,
+                                                  static_cast<S*>(q));
+      }
     });
   });
 }

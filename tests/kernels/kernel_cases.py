@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -32,6 +33,11 @@ def distance(a: torch.Tensor, truth: torch.Tensor) -> float:
 def rms_distance(a: torch.Tensor, truth: torch.Tensor) -> float:
     """Root of the mean squared error over that of the truth."""
     return float((a.double() - truth.double()).norm() / truth.double().norm())
+
+
+def parts(rows: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+    """``rows`` cut into runs of these sizes."""
+    return list(torch.tensor_split(rows, list(itertools.accumulate(sizes))[:-1]))
 
 
 @dataclass
@@ -69,7 +75,7 @@ class Heads:
         kv.data.fill_(poison)
         order = torch.randperm(sum(each), generator=torch.Generator().manual_seed(self.seed + 3)).int()
         table = torch.full((len(self.lens), max(each)), -1, dtype=torch.int32)
-        for row, ids in zip(table, order.split(each), strict=True):
+        for row, ids in zip(table, parts(order, each), strict=True):
             row[: len(ids)] = ids
         return kv, table
 
@@ -79,7 +85,7 @@ class Heads:
         pages = torch.cat([table[s, torch.arange(first, first + n) // self.page_size] for s, first, n in step]).long()
         return Packing(
             positions=positions,
-            starts=torch.tensor([0, *torch.tensor([n for _, _, n in step]).cumsum(0).tolist()], dtype=torch.int32),
+            starts=torch.tensor([0, *itertools.accumulate(n for _, _, n in step)], dtype=torch.int32),
             kv_lens=torch.tensor([first + n for _, first, n in step], dtype=torch.int32),
             page_table=table[[s for s, _, _ in step]].contiguous(),
             slots=pages * self.page_size + positions % self.page_size,
@@ -96,9 +102,9 @@ class Heads:
                 qkv, kv, 1, packing, heads=self.heads, cos_sin=self.cos_sin, q_norm=self.q_norm, k_norm=self.k_norm, eps=1e-6
             )
             out = ops.attend(q, kv, 1, packing, scale=self.scale, window=self.window)
-            for (s, _, _), part in zip(step, out.split([n for _, _, n in step]), strict=True):
-                rows[s].append(part)
-        return [torch.cat(parts) for parts in rows]
+            for (s, _, _), own in zip(step, parts(out, [n for _, _, n in step]), strict=True):
+                rows[s].append(own)
+        return [torch.cat(own) for own in rows]
 
     def whole(self) -> list[list[tuple[int, int, int]]]:
         """All sequences in one step."""
@@ -117,15 +123,15 @@ class Heads:
 
     def _truth(self, qkv: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         n = qkv.shape[0]
-        q, k, v = qkv.view(n, -1, self.dim).split([self.heads, self.kv_heads, self.kv_heads], 1)
+        q, k, v = torch.tensor_split(qkv.view(n, -1, self.dim), (self.heads, self.heads + self.kv_heads), dim=1)
         q, k = self._turn(q, self.q_norm), self._turn(k, self.k_norm)
         q, k, v = (x.to(dtype).double().transpose(0, 1) for x in (q, k, v))
         group = self.heads // self.kv_heads
         k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
         query, key = torch.arange(n)[:, None], torch.arange(n)
         seen = (key <= query) & (key > query - (self.window or n))
-        weights = (q @ k.transpose(1, 2) * self.scale).masked_fill(~seen, -torch.inf).softmax(-1)
-        return (weights @ v).transpose(0, 1).flatten(1)
+        weights = torch.softmax((q @ k.transpose(1, 2) * self.scale).masked_fill(~seen, -torch.inf), -1)
+        return torch.flatten((weights @ v).transpose(0, 1), 1)
 
     def _turn(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         if weight is not None:

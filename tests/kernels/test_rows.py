@@ -40,9 +40,8 @@ def test_rope_store_returns_the_same_q(ops: NativeOps, dim: int, rope: bool, qk_
     for one in (ops, PlainOps(ops.dtype)):
         kv, table = case.new_kv(one)
         packing = case.packing(table, [(0, 0, 9)])
-        outs.append(
-            one.rope_store(case.qkv[0], kv, 1, packing, heads=6, cos_sin=case.cos_sin, q_norm=case.q_norm, k_norm=case.k_norm, eps=1e-6)
-        )
+        options = {"cos_sin": case.cos_sin, "q_norm": case.q_norm, "k_norm": case.k_norm}
+        outs.append(one.rope_store(case.qkv[0], kv, 1, packing, heads=6, eps=1e-6, **options))
     assert outs[0].shape == (9, 6, dim) and outs[0].dtype == ops.dtype
     assert distance(outs[0], outs[1]) <= ULP[ops.dtype]
     if not rope and not qk_norm:
@@ -78,8 +77,8 @@ def test_slots_and_positions_outside_are_refused(ops: NativeOps) -> None:
     case = Heads((4,), heads=2, kv_heads=1, dim=16, page_size=16)
     kv, table = case.new_kv(ops)
     good = case.packing(table, [(0, 0, 4)])
-    for slots, positions in ((good.slots - 1000, good.positions), (good.slots + 1000, good.positions), (good.slots, good.positions + 4)):
-        bad = Packing(positions, good.starts, good.kv_lens, good.page_table, slots)
+    for slots, positions in ((-1000, 0), (1000, 0), (0, 4), (0, -1)):
+        bad = Packing(good.positions + positions, good.starts, good.kv_lens, good.page_table, good.slots + slots)
         with pytest.raises(IndexError):
             ops.rope_store(case.qkv[0], kv, 1, bad, heads=2, cos_sin=case.cos_sin, q_norm=None, k_norm=None, eps=1e-6)
     with pytest.raises(IndexError, match="layer"):

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import platformdirs
 import torch
 
 UNITS = ("library.cpp", "attention.cpp", "linear.cpp", "rows.cpp")  # the slowest to compile first
@@ -51,10 +52,10 @@ def source_folder() -> Path:
 
 
 def cache_folder() -> Path:
-    """``$WELLHEAD_CACHE_DIR``, else ``wellhead`` in the user's cache folder."""
+    """``$WELLHEAD_CACHE_DIR``, else the user's cache folder for Wellhead."""
     if named := os.environ.get("WELLHEAD_CACHE_DIR"):
         return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wellhead"
+    return platformdirs.user_cache_path("wellhead")
 
 
 def recipe() -> Recipe:
@@ -96,7 +97,7 @@ def load() -> None:
 def _load_once() -> str | None:
     """Why loading failed, or ``None``; remembered, so that a failed build is not tried again in this process."""
     try:
-        torch.ops.load_library(str(build()))
+        torch.ops.load_library(str(build()))  # type: ignore[no-untyped-call]
     except (BuildFailed, OSError) as error:
         return str(error)
     return None

@@ -73,7 +73,7 @@ class NativeOps:
         half, inner = BLOCK // 2, gate.shape[1]
         padded = [F.pad(w, (0, 0, 0, -w.shape[0] % half)).view(-1, half, inner) for w in (gate, up)]
         data = self._blocks(torch.cat(padded, dim=1).view(-1, inner))
-        return Packed(data.unflatten(2, (2, half)), (gate.shape[0], up.shape[0]), inner)
+        return Packed(data.view(*data.shape[:2], 2, half, *data.shape[3:]), (gate.shape[0], up.shape[0]), inner)
 
     def _blocks(self, weight: torch.Tensor) -> torch.Tensor:
         """``[out, in]`` -> ``[blocks, in, BLOCK]``, with pairs ``[blocks, in / 2, BLOCK, 2]``; missing columns are zero."""
@@ -81,13 +81,15 @@ class NativeOps:
         if self._pairs and inner % 2:
             raise InvalidConfig(f"cannot pack a bfloat16 weight of shape {tuple(weight.shape)}: in must be even")
         # As one wider number, a pair moves in one piece.
-        source = weight.contiguous().view(torch.int32) if self._pairs else weight
+        if self._pairs and (not weight.is_contiguous() or weight.storage_offset() % 2):
+            weight = weight.clone(memory_format=torch.contiguous_format)
+        source = weight.view(torch.int32) if self._pairs else weight
         data = torch.empty((-(-out // BLOCK), source.shape[1], BLOCK), dtype=source.dtype)
         whole = out // BLOCK
         data[:whole] = source[: whole * BLOCK].view(whole, BLOCK, source.shape[1]).transpose(1, 2)
         if whole < data.shape[0]:
             data[whole] = F.pad(source[whole * BLOCK :], (0, 0, 0, -out % BLOCK)).t()
-        return data.view(self.dtype).unflatten(2, (BLOCK, 2)) if self._pairs else data
+        return data.view(self.dtype).view(*data.shape, 2) if self._pairs else data
 
     def unpack(self, weight: Packed) -> torch.Tensor:
         """The ``[out, in]`` weight; of ``pack_glu``, gate over up."""
@@ -154,7 +156,9 @@ class NativeOps:
         )
         return q
 
-    def attend(self, q: torch.Tensor, kv: KVPages, layer: int, packing: Packing, *, scale: float, window: int | None) -> torch.Tensor:
+    def attend(
+        self, q: torch.Tensor, kv: KVPages, layer: int, packing: Packing, *, scale: float, window: int | None
+    ) -> torch.Tensor:
         """``[T, Q * D]`` of the model's dtype; raises IndexError for sequences that do not fit their pages."""
         out: torch.Tensor = self._attend(
             q, kv.data, self._pairs, layer, kv.page_size, packing.starts, packing.kv_lens, packing.page_table, scale, window or 0

@@ -101,7 +101,10 @@ class Ops(Protocol):
         ...
 
     def glu(self, x: torch.Tensor, weight: Packed, activation: Activation) -> torch.Tensor:
-        """``activation(x @ gate.T) * (x @ up.T)``: ``[T, H]`` -> ``[T, F]``, computed in float32, rounded once to the model's dtype."""
+        """``activation(x @ gate.T) * (x @ up.T)``: ``[T, H]`` -> ``[T, F]``.
+
+        Computed in float32, rounded once to the model's dtype.
+        """
         ...
 
     def embed(self, ids: torch.Tensor, weight: Packed, scale: float) -> torch.Tensor:
@@ -147,7 +150,9 @@ class Ops(Protocol):
         """
         ...
 
-    def attend(self, q: torch.Tensor, kv: KVPages, layer: int, packing: Packing, *, scale: float, window: int | None) -> torch.Tensor:
+    def attend(
+        self, q: torch.Tensor, kv: KVPages, layer: int, packing: Packing, *, scale: float, window: int | None
+    ) -> torch.Tensor:
         """Causal attention of ``q [T, Q, D]`` over each sequence's own pages -> ``[T, Q * D]`` in the model's dtype.
 
         A query at position p sees keys ``max(0, p - window + 1) .. p`` (``window=None``: ``0 .. p``). Slots that were

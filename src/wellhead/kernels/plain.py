@@ -24,7 +24,7 @@ class PlainOps:
     batch_invariant = False
 
     def __init__(self, dtype: torch.dtype, device: torch.device | str = "cpu", *, why: str | None = None) -> None:
-        """``why`` says why the native kernels are not used; it is shown by ``describe``. Raises InvalidConfig for other dtypes."""
+        """``why`` says why the native kernels are not used, for ``describe``. Raises InvalidConfig for other dtypes."""
         if dtype not in SUPPORTED:
             raise InvalidConfig(f"dtype {dtype} is not one of float32, bfloat16, float16", param="dtype")
         self.dtype = dtype
@@ -49,10 +49,7 @@ class PlainOps:
 
     def linear(self, x: torch.Tensor, weight: Packed, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Float32 ``[T, out]``. On the CPU a bfloat16 or float16 product is rounded to that dtype first."""
-        if self._wide:
-            out = torch.mm(x, weight.data.t(), out_dtype=torch.float32)
-        else:
-            out = F.linear(x, weight.data).float()
+        out = torch.mm(x, weight.data.t(), out_dtype=torch.float32) if self._wide else F.linear(x, weight.data).float()
         return out if bias is None else out.add_(bias)
 
     def linear_add_(self, residual: torch.Tensor, x: torch.Tensor, weight: Packed, bias: torch.Tensor | None = None) -> None:
@@ -61,7 +58,7 @@ class PlainOps:
 
     def glu(self, x: torch.Tensor, weight: Packed, activation: Activation) -> torch.Tensor:
         """``[T, H] -> [T, F]`` of the model's dtype."""
-        gate, up = self.linear(x, weight).split(weight.outs, dim=1)
+        gate, up = torch.tensor_split(self.linear(x, weight), (weight.outs[0],), dim=1)
         gate = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
         return (gate * up).to(self.dtype)
 
@@ -101,7 +98,7 @@ class PlainOps:
     ) -> torch.Tensor:
         """Store k and v; return q ``[T, Q, D]``."""
         tokens, dim = qkv.shape[0], kv.head_dim
-        q, k, v = qkv.view(tokens, -1, dim).split([heads, kv.kv_heads, kv.kv_heads], dim=1)
+        q, k, v = torch.tensor_split(qkv.view(tokens, -1, dim), (heads, heads + kv.kv_heads), dim=1)
         if q_norm is not None:
             q = _rms(q, q_norm, eps)
         if k_norm is not None:
@@ -114,7 +111,9 @@ class PlainOps:
         kv.data[page, layer, 1, :, slot] = v.to(self.dtype)
         return q.to(self.dtype).contiguous()
 
-    def attend(self, q: torch.Tensor, kv: KVPages, layer: int, packing: Packing, *, scale: float, window: int | None) -> torch.Tensor:
+    def attend(
+        self, q: torch.Tensor, kv: KVPages, layer: int, packing: Packing, *, scale: float, window: int | None
+    ) -> torch.Tensor:
         """One sequence after another: gather its written slots, then torch's attention. -> ``[T, Q * D]``."""
         out = torch.empty_like(q)
         starts, lens = packing.starts.tolist(), packing.kv_lens.tolist()
