@@ -112,7 +112,7 @@ class Space:
         return True
 
     def publish(self, lease: Lease, tokens: Tokens) -> None:
-        """Share the full pages of ``tokens``, all of them written. A page that another lease published first is swapped for that."""
+        """Share the full pages of ``tokens``, all of them written. One that another lease published first is swapped for it."""
         if not self.prefix_cache:
             return
         size = self.page_size

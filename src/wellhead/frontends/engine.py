@@ -321,6 +321,8 @@ class Engine:
             return
         kind = "text" if isinstance(part[0][1], str) else "input_ids"
         try:
+            if not all(isinstance(t, (str, list, tuple, np.ndarray)) for _, t in part):
+                raise InvalidRequest("each text must be a string or a list of token ids", param=kind)
             batch = self.normalize({kind: [t for _, t in part], **fields})
         except WellheadError as error:
             if len(part) == 1:

@@ -88,9 +88,11 @@ class Processor:
         elif row.end == seq.prompt_length and not seq.generates:
             finish = FinishReason("length", length=0)
         if finish is not None:
-            return self._finish(seq, finish, text)
+            return self._finish(seq, finish, "".join(seq.unsent_text) + text)
         if seq.request.stream and row.sample is not None:
             return self._stream(seq, text)
+        if text:
+            seq.unsent_text.append(text)
         return None
 
     def _keep(self, seq: Sequence, row: PlanRow, got: RowResult) -> WellheadError | None:
@@ -104,7 +106,9 @@ class Processor:
             seq.sink.write(row.keep[0], got.hidden)
         if got.target_logprobs is not None:
             if np.isnan(got.target_logprobs.values).any():
-                return NonFinite(f"NaN in the logprobs of the prompt of request {seq.request.rid!r}, up to position {row.end - 1}")
+                return NonFinite(
+                    f"NaN in the logprobs of the prompt of request {seq.request.rid!r}, up to position {row.end - 1}"
+                )
             seq.prompt_logprobs.append(got.target_logprobs)
         return None
 

@@ -30,6 +30,7 @@ class Sequence:
     __slots__ = (
         "_tokens", "arrival", "cached_tokens", "computed", "deadline", "lease", "length", "order", "output_logprobs",
         "passed_over", "phase", "prompt_logprobs", "request", "retractions", "sent_tokens", "sink", "targets_done", "text",
+        "unsent_text",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +52,7 @@ class Sequence:
         self.deadline = arrival + request.timeout if request.timeout is not None else None
         self.sink = sink
         self.text = text
+        self.unsent_text: list[str] = []
         self.phase = Phase.WAITING
         self.lease: Lease | None = None
         self.computed = 0
