@@ -86,8 +86,8 @@ class RowResult:
     """What came of one plan row.
 
     ``token``: the drawn id, or -1 if none was asked for. ``finite``: False if this row's logits had a NaN or infinity.
-    ``hidden``: layer -> rows ``[kept, H]`` in storage dtype; each array owns its memory or a share of this step's copy that nobody
-    writes again.
+    ``hidden``: layer -> rows ``[kept, H]`` in storage dtype; each array owns its memory, or a share of this step's copy
+    that nobody writes again.
     """
 
     token: int = -1

@@ -78,7 +78,8 @@ def write_family(name: str, folder: Path, **changes: Any) -> Path:
     """A checkpoint of a family in float32, with a byte-level tokenizer; the folder."""
     kind, differs = FAMILIES[name]
     config = getattr(transformers, kind)(**{**COMMON, **differs, **changes})
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    make: Any = transformers.AutoModelForCausalLM.from_config
+    model = make(config, dtype=torch.float32)
     randomise(model, one_plus=name.startswith("gemma"))
     model.generation_config.eos_token_id = EOS
     model.save_pretrained(folder)

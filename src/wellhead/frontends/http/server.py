@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
 
 from wellhead.errors import InvalidRequest, RequestAborted
-from wellhead.frontends.engine import Engine
 from wellhead.frontends.native import Reply
 from wellhead.requests.normalize import Batch
 from wellhead.types import Output
+
+if TYPE_CHECKING:
+    from wellhead.frontends.engine import Engine
 
 T = TypeVar("T")
 

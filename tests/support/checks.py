@@ -1,0 +1,106 @@
+"""What must hold of every reply, and how replies are compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from support.direct import Direct
+from wellhead.frontends.native import Reply
+from wellhead.types import CaptureMode, Logprobs, Pooling
+
+
+def rows_of(reply: Reply, layer: int | None = None) -> NDArray[np.float32]:
+    """The rows of a layer as float32."""
+    assert reply.hidden_states is not None
+    return reply.hidden_states.numpy(layer)
+
+
+def matrix(entries: list[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """SGLang's entries ``[[P, H], [H], ...]`` -> ``[P + N - 1, H]``."""
+    assert entries[0].ndim == 2
+    assert all(entry.ndim == 1 for entry in entries[1:])
+    return np.concatenate([entries[0], *(entry[None] for entry in entries[1:])])
+
+
+def check_shape(reply: Reply, hidden_size: int) -> None:
+    """Row counts and shapes follow from P, N and the mode alone."""
+    request, states = reply.request, reply.hidden_states
+    if request.capture.mode is CaptureMode.NULL:
+        assert states is None
+        assert "hidden_states" not in reply.to_dict()["meta_info"]
+        return
+    assert states is not None
+    prompt, new = request.prompt_tokens, len(reply.output_ids)
+    rows = prompt + max(0, new - 1)
+    assert states.total_rows == rows
+    assert states.prompt_rows == prompt
+    assert len(states.arrays) == len(request.capture.layers)
+    full = request.capture.mode is CaptureMode.FULL and request.capture.pooling is Pooling.NONE
+    for array in states.arrays:
+        assert array.shape == ((rows, hidden_size) if full else (hidden_size,))
+        assert array.flags.c_contiguous
+        assert (array.base if array.base is not None else array).nbytes == array.nbytes, "a view keeps more memory than it shows"
+        assert not np.isnan(states.numpy()).any()
+
+
+def same(a: Reply, b: Reply) -> None:
+    """Two replies agree in ids, text, finish, rows and logprobs, bit for bit."""
+    assert a.output_ids == b.output_ids
+    one, other = a.to_dict(), b.to_dict()
+    assert one["text"] == other["text"]
+    assert one["meta_info"]["finish_reason"] == other["meta_info"]["finish_reason"]
+    assert (a.hidden_states is None) == (b.hidden_states is None)
+    if a.hidden_states is not None and b.hidden_states is not None:
+        assert a.hidden_states.layers == b.hidden_states.layers
+        for x, y in zip(a.hidden_states.arrays, b.hidden_states.arrays, strict=True):
+            assert x.dtype == y.dtype
+            assert x.shape == y.shape
+            bits = np.uint32 if x.dtype.itemsize == 4 else np.uint16
+            different = np.nonzero((x.view(bits) != y.view(bits)).reshape(-1, x.shape[-1]).any(-1))[0]
+            assert not len(different), f"rows {different[:8]} of {x.shape} differ"
+    for name in ("input_token_logprobs", "output_token_logprobs", "input_top_logprobs", "output_top_logprobs"):
+        assert one["meta_info"].get(name) == other["meta_info"].get(name), name
+
+
+def all_same(mine: list[Reply], theirs: list[Reply]) -> None:
+    """``same`` for each pair, saying which failed."""
+    assert len(mine) == len(theirs)
+    for i, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+        try:
+            same(a, b)
+        except AssertionError as error:
+            error.add_note(f"request {i}: prompt of {a.request.prompt_tokens}, {a.request.sampling.max_new_tokens} new")
+            raise
+
+
+def head_check(reply: Reply, direct: Direct) -> None:
+    """The head on row P - 1 + k gives token k's logprob, and under greedy its id. Needs ``return_logprob``."""
+    decoder = direct.runner.inner.decoder
+    states = reply.hidden_states
+    assert states is not None
+    raw = torch.from_numpy(np.atleast_2d(states.raw()).copy())
+    rows = raw.view(torch.bfloat16) if states.dtype == "bfloat16" else raw
+    first = 0 if len(rows) == 1 else reply.request.prompt_tokens - 1
+    ids = reply.output_ids if len(rows) > 1 or len(reply.output_ids) == 1 else reply.output_ids[-1:]
+    with torch.inference_mode():
+        logprobs = torch.log_softmax(decoder.logits(rows[first:].contiguous()), dim=-1)
+    said = output_values(reply)[-len(ids) :]
+    assert len(logprobs) == len(ids) == len(said)
+    for row, token, value in zip(logprobs, ids, said, strict=True):
+        assert float(row[token]) == value
+        if reply.request.sampling.greedy:
+            assert int(row.argmax()) == token
+
+
+def output_values(reply: Reply) -> list[float]:
+    """Logprobs of the output tokens."""
+    triples: list[tuple[Any, int, str | None]] = reply.to_dict()["meta_info"]["output_token_logprobs"]
+    return [triple[0] for triple in triples]
+
+
+def values_of(logprobs: Logprobs) -> list[float]:
+    return [float(v) for v in logprobs.values]

@@ -1,0 +1,59 @@
+"""transformers in float32 as the judge: rows of every layer, and logits, of one sequence at a time."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Truth:
+    """``layers[i]`` ``[T, H]`` as Hugging Face numbers them, the last one taken behind the final norm; ``logits`` ``[T, V]``."""
+
+    layers: list[NDArray[np.float32]]
+    logits: torch.Tensor
+
+    @property
+    def logprobs(self) -> torch.Tensor:
+        return torch.log_softmax(self.logits, dim=-1)
+
+
+@functools.lru_cache(maxsize=16)
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """A causal model that computes attention without shortcuts."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    return model.eval()
+
+
+@torch.inference_mode()
+def truth(folder: Path, ids: list[int], dtype: torch.dtype = torch.float32) -> Truth:
+    """One plain forward pass over all ids."""
+    model = load(folder, dtype)
+    final: list[torch.Tensor] = []
+    hook = model.model.norm.register_forward_hook(lambda module, args, out: final.append(out))
+    try:
+        out = model(torch.tensor([ids]), output_hidden_states=True, use_cache=False)
+    finally:
+        hook.remove()
+    assert len(final) == 1
+    layers = [*out.hidden_states[:-1], final[0]]
+    return Truth([layer[0].float().numpy() for layer in layers], out.logits[0].float())
+
+
+def furthest(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> float:
+    """The largest relative distance of two rows."""
+    assert ours.shape == theirs.shape
+    norms = np.linalg.norm(theirs.astype(np.float64), axis=-1)
+    return float((np.linalg.norm(ours.astype(np.float64) - theirs, axis=-1) / norms).max())
+
+
+def cosine(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    return float(x @ y / np.linalg.norm(x) / np.linalg.norm(y))

@@ -1,0 +1,230 @@
+"""A runner without a model: the row of a token is (hash of all tokens up to it, its position, its id, 1).
+
+It reads the tokens from the pages that the plan names, so a wrong page, a page that was never written, or one that two
+sequences share in the wrong way gives another hash. Who owns a row is an exact comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from support.poison import note_freed
+from wellhead.config import Resolved
+from wellhead.core.engine import Core
+from wellhead.requests.text import TextStreams
+from wellhead.step import Plan, PlanRow, RowResult, StepResult
+from wellhead.types import (
+    CaptureMode,
+    CaptureSpec,
+    HiddenStates,
+    Output,
+    Pooling,
+    Request,
+    SamplingParams,
+)
+
+WIDTH = 4
+EOS = 999
+POISON = -777
+PRIME = 65521
+Script = Callable[[list[int]], int]
+
+
+def hashes(tokens: NDArray[np.int64] | list[int]) -> list[int]:
+    """The hash of each prefix; small enough for float32."""
+    found, value = [], 1
+    for token in tokens:
+        value = (value * 31 + int(token) + 1) % PRIME
+        found.append(value)
+    return found
+
+
+def rows_for(tokens: list[int]) -> NDArray[np.float32]:
+    """What every row must be: ``[len(tokens), WIDTH]``."""
+    columns = [hashes(tokens), list(range(len(tokens))), tokens, [1] * len(tokens)]
+    return np.array(columns, np.float32).T.reshape(len(tokens), WIDTH)
+
+
+def next_token(tokens: list[int]) -> int:
+    """The default script: what follows is decided by all that went before."""
+    return hashes(tokens)[-1] % 500
+
+
+def config(**changes: Any) -> Resolved:
+    """A small engine: pages of 4 tokens would be refused from users, but nothing in the core minds them."""
+    base: dict[str, Any] = {
+        "model_path": "tags", "served_model_name": "tags", "dtype": "float32", "device": "cpu", "context_length": 4096,
+        "ceiling": CaptureMode.FULL, "capture_layers": (1,), "layers": 1, "pages": 64, "page_size": 4, "chunk": 16,
+        "max_running": 8, "max_queued": 10_000, "policy": "fcfs", "prefix_cache": True, "random_seed": 0,
+    }  # fmt: skip
+    return Resolved(**{**base, **changes})
+
+
+class TagRunner:
+    """Carries out plans on pages of token ids, and checks what a plan promises."""
+
+    def __init__(self, core: Core) -> None:
+        self.config = core.config
+        self._freed = note_freed(core)
+        shape = (core.config.pages, core.config.page_size)
+        self._tokens = np.full(shape, POISON, np.int64)
+        self._rows = np.full((*shape, WIDTH), np.nan, np.float32)
+        self._last: list[NDArray[np.float32]] = []
+        self.plans: list[Plan] = []
+        self.scripts: dict[str, Script] = {}
+        self.before: Callable[[Plan], None] = lambda plan: None
+        self.after: Callable[[Plan, StepResult], StepResult] = lambda plan, result: result
+
+    @property
+    def computed(self) -> int:
+        return sum(plan.tokens for plan in self.plans)
+
+    def run(self, plan: Plan) -> StepResult:
+        self.plans.append(plan)
+        for spent in self._last:
+            spent.fill(np.nan)
+        self._prepare(plan)
+        self.before(plan)
+        self._write(plan)
+        rows = tuple(self._row(row) for row in plan.rows)
+        self._last = [array for row in rows for array in (row.hidden or {}).values()]
+        return self.after(plan, StepResult(rows, sum(row.kept for row in plan.rows)))
+
+    def _prepare(self, plan: Plan) -> None:
+        saved = [(self._tokens[source].copy(), self._rows[source].copy()) for source, _ in plan.copies]
+        for page in self._freed:
+            self._tokens[page], self._rows[page] = POISON, np.nan
+        self._freed.clear()
+        for (_, target), (tokens, rows) in zip(plan.copies, saved, strict=True):
+            self._tokens[target], self._rows[target] = tokens, rows
+
+    def _write(self, plan: Plan) -> None:
+        users: dict[int, int] = {}
+        for row in plan.rows:
+            for page in set(row.pages.tolist()):
+                users[page] = users.get(page, 0) + 1
+        for row in plan.rows:
+            for position, token in enumerate(row.tokens.tolist(), start=row.start):
+                page, offset = self._slot(row, position)
+                assert users[page] == 1, "a page that others read was written"
+                self._tokens[page, offset] = token
+
+    def _slot(self, row: PlanRow, position: int) -> tuple[int, int]:
+        size = self.config.page_size
+        return int(row.pages[position // size]), position % size
+
+    def _row(self, row: PlanRow) -> RowResult:
+        tokens = [int(self._tokens[self._slot(row, p)]) for p in range(row.end)]
+        assert POISON not in tokens, f"{row.key} reads a slot that was never written"
+        assert tokens[row.start :] == row.tokens.tolist()
+        right = rows_for(tokens)
+        for position in range(row.start, row.end):
+            self._rows[self._slot(row, position)] = right[position]
+        hidden = None
+        if row.kept:
+            assert row.keep[0] >= row.start or self.config.rows_in_pages, (
+                "rows of earlier steps were asked for, and none are kept"
+            )
+            hidden = {layer: np.array([self._rows[self._slot(row, p)] for p in range(*row.keep)]) for layer in row.layers}
+        token = -1
+        if row.sample is not None:
+            assert row.sample.position == row.end
+            token = self.scripts.get(row.key, next_token)(tokens)
+        return RowResult(token=token, hidden=hidden)
+
+
+class TagCore:
+    """A core on a ``TagRunner``: submit, step, finish, and compare with what must come out."""
+
+    def __init__(self, texts: TextStreams | None = None, **changes: Any) -> None:
+        self.config = config(**changes)
+        self.core = Core(self.config, None, WIDTH, (EOS,), texts)  # type: ignore[arg-type]
+        self.runner = TagRunner(self.core)
+        self.core.runner = self.runner
+        self.requests: dict[str, Request] = {}
+        self.outputs: dict[str, list[Output]] = {}
+
+    def submit(
+        self,
+        prompt: list[int],
+        mode: CaptureMode = CaptureMode.FULL,
+        new: int = 0,
+        *,
+        script: Script | None = None,
+        pooling: Pooling = Pooling.NONE,
+        rid: str | None = None,
+        **more: Any,
+    ) -> str:
+        """Queue a request; its key. Keys count up in order of submission."""
+        key = f"k{len(self.requests)}"
+        sampling = SamplingParams(max_new_tokens=new, **more.pop("sampling", {}))
+        capture = CaptureSpec(mode=mode, layers=(1,) if mode else (), pooling=pooling, incremental=more.pop("incremental", False))
+        request = Request(
+            key=key, rid=rid or key, input_ids=np.array(prompt, np.int32), sampling=sampling, capture=capture, **more
+        )
+        if script is not None:
+            self.runner.scripts[key] = script
+        self.core.submit(request)
+        self.requests[key] = request
+        return key
+
+    def step(self) -> list[Output]:
+        outputs = self.core.step()
+        for output in outputs:
+            assert not any(o.terminal for o in self.outputs.get(output.key, [])), "something came after the end"
+            self.outputs.setdefault(output.key, []).append(output)
+        self.core.check_integrity()
+        return outputs
+
+    def finish(self, steps: int = 20_000) -> int:
+        """Step until nothing is left; how many steps that were."""
+        for count in range(steps):
+            if self.core.idle:
+                return count
+            self.step()
+        raise AssertionError("no end")
+
+    def last(self, key: str) -> Output:
+        """The terminal output of a request that did not stream."""
+        (output,) = self.outputs[key]
+        assert output.terminal
+        return output
+
+    def states(self, key: str) -> HiddenStates:
+        states = self.last(key).hidden_states
+        assert states is not None
+        return states
+
+    def verify(self, *keys: str) -> None:
+        """These requests (default: all) ended well, with exactly the tokens and rows that are theirs."""
+        for key in keys or tuple(self.requests):
+            request, output = self.requests[key], self.last(key)
+            assert output.error is None, output.error
+            tokens = request.input_ids.tolist()
+            if key not in self.runner.scripts:
+                for token in output.token_ids:
+                    assert token == next_token(tokens)
+                    tokens.append(token)
+            else:
+                tokens += output.token_ids
+            right = rows_for(tokens[: len(tokens) - 1] if output.token_ids else tokens)
+            self._verify_rows(request, output, right)
+
+    @staticmethod
+    def _verify_rows(request: Request, output: Output, right: NDArray[np.float32]) -> None:
+        states, capture = output.hidden_states, request.capture
+        if capture.mode is CaptureMode.NULL:
+            assert states is None
+            return
+        assert states is not None
+        assert states.total_rows == len(right)
+        got = states.numpy()
+        if capture.pooling is Pooling.MEAN:
+            right = right.mean(axis=0, dtype=np.float64).astype(np.float32)
+        elif capture.mode is CaptureMode.LAST:
+            right = right[-1]
+        np.testing.assert_array_equal(got, right)

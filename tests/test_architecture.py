@@ -1,0 +1,132 @@
+"""Imports go down only, and what needs no torch imports none."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import wellhead
+
+PACKAGE = Path(wellhead.__file__).parent
+
+#: Rooms from top to bottom. A room imports itself and rooms on lower lines; rooms of one line do not know each other.
+LINES = (
+    ("frontends", "scale"),
+    ("core",),
+    ("scheduler", "runner", "results", "speculative"),
+    ("models", "capture", "requests", "cache"),
+    ("encoding", "metrics"),
+    ("kernels",),
+    ("gguf_file",),
+    ("config", "step"),
+    ("types",),
+    ("errors",),
+)
+#: The processor works on sequences, which belong to the scheduler's room.
+ALLOWED = {("results", "scheduler.sequence")}
+#: Apart from the house: these see nothing but what is named here.
+APART = {"client": {"client", "types", "errors", "encoding"}, "assets": {"assets", "errors"}}
+
+NO_TORCH = (
+    "types", "step", "errors", "config", "requests", "scheduler", "cache", "encoding", "client", "frontends.http",
+    "capture.sink", "results", "metrics", "gguf_file", "assets",
+)  # fmt: skip
+
+
+def modules() -> dict[str, Path]:
+    """Every module's name below ``wellhead``, with its file."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(path: Path) -> set[str]:
+    """What a file imports of us, as dotted names below ``wellhead``, wherever in the file."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: a relative import"
+            names.add(node.module or "")
+            names |= {f"{node.module}.{alias.name}" for alias in node.names if f"{node.module}.{alias.name}" in _FULL_NAMES}
+    return {name.removeprefix("wellhead.") for name in names if name.startswith("wellhead.")}
+
+
+_FULL_NAMES = {f"wellhead.{name}" for name in modules()}
+
+
+def line_of(room: str) -> int:
+    for i, line in enumerate(LINES):
+        if room in line:
+            return i
+    raise AssertionError(f"{room} is in no line of the picture")
+
+
+def test_imports_go_down_only() -> None:
+    wrong = []
+    for name, path in modules().items():
+        room = name.split(".")[0]
+        if room not in ("", "__main__"):
+            wrong += [f"{name} imports {other}" for other in sorted(imports(path)) if not may_import(room, other)]
+    assert not wrong
+
+
+def may_import(room: str, other: str) -> bool:
+    target = other.split(".")[0]
+    if room in APART:
+        return target in APART[room]
+    if target in APART:
+        return False
+    return target == room or line_of(room) < line_of(target) or (room, other) in ALLOWED
+
+
+def test_models_see_the_tap_protocol_and_nothing_else_of_capture() -> None:
+    assert not [name for name, path in modules().items() if name.startswith("models") and "capture" in str(imports(path))]
+
+
+def test_the_picture_would_notice_an_import_upwards(tmp_path: Path) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text("def f():\n    from wellhead.core.engine import Core\n    import wellhead.frontends.engine\n")
+    assert imports(file) == {"core.engine", "frontends.engine"}
+    assert line_of("core") < line_of("scheduler") < line_of("models") < line_of("kernels") < line_of("errors")
+
+
+BLOCK = """
+import importlib, sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch" or name.startswith("torch."):
+            raise ImportError(f"{name} may not be imported here")
+sys.meta_path.insert(0, Refuse())
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+assert "torch" not in sys.modules
+"""
+
+
+def without_torch(names: list[str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", BLOCK, *names]
+    environment = {"PYTHONPATH": str(PACKAGE.parent), "PATH": ""}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_these_rooms_import_no_torch() -> None:
+    names = ["wellhead"]
+    for name in modules():
+        if any(name == room or name.startswith(room + ".") for room in NO_TORCH):
+            names.append(f"wellhead.{name}")
+    assert len(names) > 20
+    done = without_torch(names)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["wellhead.runner.eager", "wellhead.frontends.engine"])
+def test_the_check_itself_refuses_torch(name: str) -> None:
+    assert "may not be imported here" in without_torch([name]).stderr
