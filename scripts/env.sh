@@ -7,9 +7,12 @@ need() {
   wanted=$(cat pyproject.toml constraints.txt | sha256sum)
   if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then return; fi
   if [ ! -x .venv/bin/python ]; then
-    local python
-    python=$(command -v python3.13 || command -v python3.12 || command -v python3.11 || command -v python3)
-    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; found $("$python" --version)" >&2; exit 2; }
+    local python found=
+    for python in python3 python3.13 python3.12 python3.11; do  # one that is found may still not run (version managers)
+      if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$python; break; fi
+    done
+    [ -n "$found" ] || { echo "Python 3.11 or newer is needed, and none was found" >&2; exit 2; }
+    python=$found
     echo "== making .venv with $("$python" --version)"
     "$python" -m venv .venv
   fi
