@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import queue
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sized
 from types import TracebackType
 from typing import Any, Literal
 
@@ -275,7 +275,8 @@ class Engine:
         self.normalize({"input_ids": [0], **fields})
         if isinstance(texts, (str, bytes)):
             raise InvalidRequest("texts must be a list of texts, not one text", param="texts")
-        return self._extract_all(iter(texts), fields, progress)
+        total = len(texts) if isinstance(texts, Sized) else None
+        return self._extract_all(iter(texts), fields, tqdm(desc="extract", unit=" texts", total=total, disable=not progress))
 
     @staticmethod
     def _extract_fields(mode: ExtractMode, layers: list[int] | None) -> dict[str, Any]:
@@ -290,11 +291,10 @@ class Engine:
             fields["hidden_states_pooling"] = "mean"
         return fields
 
-    def _extract_all(self, texts: Iterator[Any], fields: dict[str, Any], progress: bool) -> Iterator[Extracted]:
+    def _extract_all(self, texts: Iterator[Any], fields: dict[str, Any], bar: tqdm[Any]) -> Iterator[Extracted]:
         done: queue.SimpleQueue[Output] = queue.SimpleQueue()
         index: dict[str, int] = {}
         numbered = enumerate(texts)
-        bar = tqdm(desc="extract", unit=" texts", disable=not progress)
         most = self._assembled.config.max_queued
         size, in_flight = min(BULK_BATCH, most), min(BULK_IN_FLIGHT, most)
         try:
