@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from support.tags import TagCore, rows_for
+from wellhead.step import Plan
 from wellhead.types import CaptureMode, Pooling
 
 NULL, LAST, FULL = CaptureMode
@@ -127,24 +128,50 @@ def test_what_is_kept_after_a_short_reply_does_not_keep_the_long_buffer() -> Non
     assert array.nbytes == 9 * 4 * 4
 
 
-def test_a_random_crowd_with_common_prefixes() -> None:
-    rng = random.Random(5)
-    for _ in range(30):
-        tags = TagCore(
-            chunk=rng.choice([1, 3, 8, 40]), pages=rng.choice([14, 24, 64]), max_running=rng.choice([1, 3, 8]),
-            policy=rng.choice(["fcfs", "lpm"]), prefix_cache=rng.random() < 0.8,
-        )  # fmt: skip
-        stems = [[rng.randrange(3) for _ in range(12)] for _ in range(3)]
-        for _ in range(25):
-            stem = rng.choice(stems)[: rng.randrange(13)]
-            prompt = (stem + [rng.randrange(3) for _ in range(rng.randrange(10))]) or [0]
-            mode = rng.choice(list(CaptureMode))
-            mean = Pooling.MEAN if mode is LAST and rng.random() < 0.3 else Pooling.NONE
-            tags.submit(prompt, mode, rng.choice([0, 1, 2, 9, 20]), pooling=mean)
-            for _ in range(rng.randrange(3)):
-                tags.step()
-        tags.finish()
-        tags.verify()
+def random_core(rng: random.Random) -> TagCore:
+    return TagCore(
+        ceiling=rng.choice([LAST, FULL]),
+        chunk=rng.choice([1, 2, 3, 8, 40]),
+        pages=rng.choice([10, 14, 24, 64]),
+        page_size=rng.choice([4, 4, 5, 16]),
+        max_running=rng.choice([1, 3, 8]),
+        policy=rng.choice(["fcfs", "lpm"]),
+        prefix_cache=rng.random() < 0.8,
+    )
+
+
+def submit_random(rng: random.Random, tags: TagCore, stems: list[list[int]]) -> None:
+    stem = rng.choice(stems)[: rng.randrange(1, 13)]
+    mode = rng.choice([mode for mode in CaptureMode if mode <= tags.config.ceiling])
+    mean = Pooling.MEAN if mode is LAST and tags.config.ceiling is FULL and rng.random() < 0.3 else Pooling.NONE
+    tags.submit(stem + [rng.randrange(3) for _ in range(rng.randrange(10))], mode, rng.choice([0, 0, 1, 2, 9, 18]), pooling=mean)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_random_crowd_with_common_prefixes_aborts_and_failing_steps(seed: int) -> None:
+    rng = random.Random(seed)
+    tags, stems = random_core(rng), [[rng.randrange(3) for _ in range(12)] for _ in range(3)]
+    failing, aborted = seed % 3 == 0, set()
+
+    def fail_sometimes(plan: Plan) -> None:
+        if failing and rng.random() < 0.05:
+            raise RuntimeError("the machine says no")
+
+    tags.runner.before = fail_sometimes
+    for _ in range(25):
+        submit_random(rng, tags, stems)
+        for _ in range(rng.randrange(3)):
+            tags.step()
+        key = rng.choice(list(tags.requests))
+        if rng.random() < 0.1 and tags.core.abort(key):
+            aborted.add(key)
+    tags.finish()
+    for key in tags.requests:
+        if key in aborted:
+            assert tags.last(key).finish is not None
+        elif not failing or tags.last(key).error is None:
+            tags.verify(key)
+    assert tags.core.flush_cache()
 
 
 def test_rows_are_the_tags_that_were_expected() -> None:

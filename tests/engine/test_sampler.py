@@ -96,10 +96,11 @@ def test_a_row_draws_the_same_in_any_company() -> None:
     for i in range(70):
         (alone,) = draw(rows[i : i + 1].clone(), specs[i : i + 1])
         assert alone.token == together[i].token
-        assert alone.logprobs is not None
-        assert together[i].logprobs is not None
-        assert alone.logprobs.values == together[i].logprobs.values
-        assert alone.logprobs.top_ids.tolist() == together[i].logprobs.top_ids.tolist()
+        one, other = alone.logprobs, together[i].logprobs
+        assert one is not None
+        assert other is not None
+        assert one.values == other.values
+        assert one.top_ids.tolist() == other.top_ids.tolist()
 
 
 def test_frequency_and_presence_count_output_tokens_alone() -> None:

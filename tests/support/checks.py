@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from support.direct import Direct
+from wellhead.frontends.engine import Engine
 from wellhead.frontends.native import Reply
-from wellhead.types import CaptureMode, Logprobs, Pooling
+from wellhead.types import CaptureMode, Pooling
 
 
 def rows_of(reply: Reply, layer: int | None = None) -> NDArray[np.float32]:
@@ -102,5 +104,10 @@ def output_values(reply: Reply) -> list[float]:
     return [triple[0] for triple in triples]
 
 
-def values_of(logprobs: Logprobs) -> list[float]:
-    return [float(v) for v in logprobs.values]
+def wait_until_idle(made: Engine) -> None:
+    """Until nothing of any request is left in the engine."""
+    for _ in range(2000):
+        if made.loop.call(lambda core: core.idle).result():
+            return
+        time.sleep(0.005)
+    raise AssertionError("still busy")

@@ -28,7 +28,7 @@ class Truth:
 @functools.lru_cache(maxsize=16)
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     """A causal model that computes attention without shortcuts."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
     return model.eval()
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from wellhead.cache.space import Space
 from wellhead.capture.sink import make_sink
 from wellhead.config import Resolved
+from wellhead.core.latency import Latencies
 from wellhead.errors import InternalError, Overloaded, RequestAborted, RequestTimeout, WellheadError
 from wellhead.requests.text import TextStreams
 from wellhead.results.processor import Processor
@@ -54,6 +55,7 @@ class Core:
         self.scheduler = Scheduler(config, self.space, eos_ids)
         self.results = Processor(config.dtype, eos_ids, texts.decode if texts is not None else None)
         self.counters = Counters()
+        self.latencies = Latencies()
         self._hidden_size = hidden_size
         self._texts = texts
         self._order = 0
@@ -76,6 +78,7 @@ class Core:
         self.scheduler.add(Sequence(request, order=self._order, arrival=time.monotonic(), sink=sink, text=text))
         self._order += 1
         self.counters.requests += 1
+        self.latencies.arrive(request.key)
 
     def abort(self, rid: str) -> int:
         """End every sequence of the request ``rid`` (all its samples); how many there were. Outputs come with the next step."""
@@ -105,6 +108,7 @@ class Core:
         plan = self.scheduler.plan()
         outputs = []
         if plan.rows:
+            self.latencies.begin(plan)
             try:
                 outputs = self._run(plan)
             except Exception as error:
@@ -121,6 +125,7 @@ class Core:
         result = self.runner.run(plan)
         outputs = self.results.process(plan, result, self.scheduler.get)
         self.scheduler.settle(plan)
+        self.latencies.end(plan)
         counters = self.counters
         counters.steps += 1
         counters.computed_tokens += plan.tokens
@@ -160,6 +165,7 @@ class Core:
 
     def _count(self, outputs: list[Output]) -> None:
         counters = self.counters
+        self.latencies.finish(outputs)
         for output in outputs:
             if output.error is not None:
                 counters.failed += 1

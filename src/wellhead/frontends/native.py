@@ -52,16 +52,7 @@ class Reply:
 
     def to_dict(self, encode: Callable[[HiddenStates], Any] = HiddenStates.entries) -> dict[str, Any]:
         """The reply so far. ``encode`` gives hidden states their form (default: numpy arrays)."""
-        meta: dict[str, Any] = {
-            "id": self.request.rid,
-            "finish_reason": self._finish,
-            "prompt_tokens": self._usage.prompt_tokens,
-            "completion_tokens": self._usage.completion_tokens,
-            "cached_tokens": self._usage.cached_tokens,
-            "num_retractions": self._usage.retractions,
-            "e2e_latency": time.perf_counter() - self._started,
-            "weight_version": "default",
-        }
+        meta = self.summary() | {"e2e_latency": time.perf_counter() - self._started, "weight_version": "default"}
         if self._spec is not None:
             meta |= self._logprob_fields(self._spec)
         if self.hidden_states is not None:
@@ -69,6 +60,17 @@ class Reply:
             if self.request.capture.incremental and self._finish is not None:
                 meta["hidden_states_total"] = self.total_entries(self.hidden_states)
         return {"text": self.text, "output_ids": list(self.output_ids), "meta_info": meta}
+
+    def summary(self) -> dict[str, Any]:
+        """Id, finish reason and counts."""
+        return {
+            "id": self.request.rid,
+            "finish_reason": self._finish,
+            "prompt_tokens": self._usage.prompt_tokens,
+            "completion_tokens": self._usage.completion_tokens,
+            "cached_tokens": self._usage.cached_tokens,
+            "num_retractions": self._usage.retractions,
+        }
 
     @staticmethod
     def total_entries(states: HiddenStates) -> int:

@@ -1,0 +1,199 @@
+"""Extraction through a server: texts -> requests that it takes -> hidden states, each at its index.
+
+Generators of steps, as in ``exchange``; the clients carry them out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from wellhead.client.exchange import Call, Dropped, Payload, Reply, Retry, Step, exchange
+from wellhead.encoding import safetensors
+from wellhead.errors import InternalError, InvalidRequest, NonFinite, WellheadError
+from wellhead.types import DTYPES, STORAGE, DType, HiddenStates, narrow
+
+Extracted = tuple[int, HiddenStates | WellheadError]
+Item = tuple[int, Any]
+Part = Generator[Step, Reply | Dropped | None, list[Extracted]]
+
+MODES = ("last", "full", "mean")
+#: Texts, and their bytes as JSON, that go in one request, and the requests that are under way at once.
+BATCH_TEXTS = 64
+BATCH_BYTES = 256 << 10
+IN_FLIGHT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may hold: texts, bytes of JSON, and tokens (``None``: any number)."""
+
+    texts: int
+    bytes: int
+    tokens: int | None
+    hidden_size: int
+
+    @staticmethod
+    def of(info: Payload) -> Limits:
+        """From a reply of ``/server_info``; what it does not say is not a limit."""
+        try:
+            said, width = info.get("limits") or {}, int(info["hidden_size"])
+            texts, size = int(said.get("max_batch_size") or BATCH_TEXTS), int(said.get("max_body_bytes") or BATCH_BYTES)
+            tokens = said.get("max_request_tokens")
+            return Limits(min(texts, BATCH_TEXTS), min(size, BATCH_BYTES), None if tokens is None else int(tokens), width)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InternalError(f"/server_info makes no sense: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is wanted of every text. ``dtype``: in which rows travel and are handed over."""
+
+    mode: str
+    layers: tuple[int, ...] | None
+    dtype: DType
+
+    @staticmethod
+    def of(mode: str, layers: Iterable[int] | None, dtype: str) -> Wish:
+        """Raises ``InvalidRequest`` for what cannot be meant."""
+        if mode not in MODES:
+            raise InvalidRequest(f"mode must be last, full or mean, not {mode!r}", param="mode")
+        known = next((d for d in DTYPES if d == dtype), None)
+        if known is None:
+            raise InvalidRequest(f"dtype must be {', '.join(DTYPES)}, not {dtype!r}", param="dtype")
+        return Wish(mode, None if layers is None else tuple(int(n) for n in layers), known)
+
+    def call(self, inputs: list[Any]) -> Call:
+        """The request for some texts, or for some lists of token ids."""
+        payload: Payload = {"input": inputs, "mode": self.mode, "dtype": self.dtype}
+        if self.layers is not None:
+            payload["layers"] = list(self.layers)
+        return Call("POST", "/v1/hidden_states", payload, accept=safetensors.MEDIA_TYPE)
+
+
+def check_texts(texts: Any) -> Iterator[Any]:
+    """Texts to iterate over; one text alone is refused."""
+    if isinstance(texts, (str, bytes)):
+        raise InvalidRequest("texts must be a list of texts, not one text", param="texts")
+    return iter(texts)
+
+
+def batches(texts: Iterable[Any], limits: Limits) -> Iterator[list[Item]]:
+    """``(index, text)`` in lists that fit one request each; strings and lists of token ids are never mixed."""
+    held: list[Item] = []
+    size = tokens = 0
+    for index, text in enumerate(texts):
+        item = text if isinstance(text, str) else _ids(text)
+        its_size, its_tokens = _cost(item)
+        full = len(held) >= limits.texts or size + its_size > limits.bytes - 1024
+        full |= limits.tokens is not None and tokens + its_tokens > limits.tokens
+        if held and (full or isinstance(held[0][1], str) != isinstance(item, str)):
+            yield held
+            held, size, tokens = [], 0, 0
+        held.append((index, item))
+        size, tokens = size + its_size, tokens + its_tokens
+    if held:
+        yield held
+
+
+def _ids(text: Any) -> Any:
+    """Token ids as JSON has them; anything else is left for ``part`` to refuse at its place."""
+    if isinstance(text, np.ndarray) and text.ndim == 1 and text.dtype.kind in "iu":
+        return text.tolist()
+    return list(text) if isinstance(text, (list, tuple)) else text
+
+
+def _cost(item: Any) -> tuple[int, int]:
+    """Bytes as JSON and tokens, neither of them less than the truth but for a special token or two."""
+    if isinstance(item, list):
+        return 12 * len(item), len(item)
+    if not isinstance(item, str):
+        return 0, 0
+    plain = item.isascii() and item.isprintable()
+    as_json = len(item) + item.count("\\") + item.count('"') + 4 if plain else 12 * len(item) + 4
+    return as_json, len(item.encode("utf-8", "surrogatepass")) + 2
+
+
+def part(items: list[Item], wish: Wish, retry: Retry, rng: random.Random) -> Part:
+    """Extract a batch. A text that the server refuses gives its error in its place, and the others go on.
+
+    Raises what concerns all of them: options above the ceiling, a wrong key, a server that stays away.
+    """
+    bad = [(i, text) for i, text in items if not isinstance(text, (str, list))]
+    good = [item for item in items if isinstance(item[1], (str, list))]
+    refused: list[Extracted] = [
+        (i, InvalidRequest("each text must be a string or a list of token ids", param="text")) for i, _ in bad
+    ]
+    return refused + (yield from _good(good, wish, retry, rng))
+
+
+def _good(items: list[Item], wish: Wish, retry: Retry, rng: random.Random) -> Part:
+    if not items:
+        return []
+    try:
+        reply = yield from exchange(wish.call([text for _, text in items]), retry, rng)
+    except WellheadError as error:
+        if not _concerns_a_text(error):
+            raise
+        if len(items) == 1:
+            return [(items[0][0], error)]
+        half = len(items) // 2
+        first = yield from _good(items[:half], wish, retry, rng)
+        return first + (yield from _good(items[half:], wish, retry, rng))
+    states = read_states(reply, len(items), wish)
+    return [(i, one) for (i, _), one in zip(items, states, strict=True)]
+
+
+def _concerns_a_text(error: WellheadError) -> bool:
+    if isinstance(error, NonFinite) or error.code in ("empty_prompt", "token_out_of_range", "prompt_too_long", "body_too_large"):
+        return True
+    named = error.param in ("input", "text", "input_ids") or "--max-request-tokens" in error.message
+    return error.code == "invalid_request" and named
+
+
+def read_states(reply: Reply, count: int, wish: Wish) -> tuple[HiddenStates, ...]:
+    """The states in a reply, as views of its body; ``InternalError`` if they are not what was asked for."""
+    try:
+        vectors = safetensors.decode(memoryview(reply.body))
+    except WellheadError as error:
+        raise InternalError(f"the server's answer cannot be read: {error.message}") from error
+    layers = (None,) if wish.layers is None else wish.layers
+    dimensions = 2 if wish.mode == "full" else 1
+    fits = len(vectors.states) == count and vectors.layers == layers and vectors.dtype == wish.dtype
+    if not fits or any(a.ndim != dimensions for s in vectors.states for a in s.arrays):
+        raise InternalError(
+            f"the server answered {len(vectors.states)} texts, layers {list(vectors.layers)}, {vectors.dtype}; "
+            f"asked were {count}, {list(layers)}, {wish.dtype}"
+        )
+    return vectors.states
+
+
+def gather(found: dict[int, HiddenStates], wish: Wish, hidden_size: int) -> Any:
+    """States by index -> ``[n, H]``, or a list of ``[rows_i, H]``; a dict from layer to that for layers by number."""
+    ordered = [found[i] for i in range(len(found))]
+    if wish.layers is None:
+        return _column(ordered, None, wish, hidden_size)
+    return {layer: _column(ordered, layer, wish, hidden_size) for layer in wish.layers}
+
+
+def _column(ordered: list[HiddenStates], layer: int | None, wish: Wish, hidden_size: int) -> Any:
+    rows = [_stored(s, layer, wish.dtype) for s in ordered]
+    if wish.mode == "full":
+        return rows
+    return np.stack(rows) if rows else np.empty((0, hidden_size), STORAGE[wish.dtype])
+
+
+def _stored(states: HiddenStates, layer: int | None, dtype: DType) -> Any:
+    raw = states.raw(layer)
+    return raw if states.dtype == dtype else narrow(states.numpy(layer), dtype)
+
+
+def named(index: int, error: WellheadError) -> WellheadError:
+    """The same error, naming the text."""
+    told = type(error)(f"text {index}: {error.message}", param=error.param)
+    told.code = error.code
+    return told

@@ -1,0 +1,77 @@
+"""``/generate`` through a server: payloads out, SGLang's dicts in, with numpy arrays where the engine has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from wellhead.client.exchange import Call, Payload, Reply, ServerUnreachable, error_of
+from wellhead.encoding import base64
+from wellhead.errors import InternalError, WellheadError
+
+DONE = "[DONE]"
+
+
+def generate_call(
+    prompt: Any, sampling_params: Any, input_ids: Any, return_hidden_states: Any, stream: bool, fields: Mapping[str, Any]
+) -> Call:
+    """The request. Hidden states travel as base64, which ``result`` turns into arrays."""
+    payload: Payload = {
+        "text": prompt, "input_ids": input_ids, "sampling_params": sampling_params, **fields,
+        "return_hidden_states": return_hidden_states, "stream": stream,
+    }  # fmt: skip
+    wanted = return_hidden_states not in (None, False)
+    given = {k: v for k, v in payload.items() if v is not None}
+    light = {"hidden_states_format": "base64"} if wanted else {}
+    return Call("POST", "/generate", {**light, **given}, idempotent=False, stream=stream)
+
+
+def results(reply: Reply) -> Any:
+    """One dict, or a list of them."""
+    value = read_json(bytes(reply.body))
+    return [result(one) for one in value] if isinstance(value, list) else result(value)
+
+
+def result(value: Any) -> Any:
+    """One dict, its hidden states as float32 arrays: ``[H]``, or a list of ``[P, H]`` and ``[H]``s. They are read-only."""
+    meta = value.get("meta_info") if isinstance(value, dict) else None
+    states = meta.get("hidden_states") if isinstance(meta, dict) else None
+    if isinstance(meta, dict) and isinstance(states, dict):
+        try:
+            meta["hidden_states"] = base64.entries(states)
+        except (WellheadError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InternalError(f"the server's hidden states cannot be read: {error}") from error
+    return value
+
+
+def read_json(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise InternalError(f"the server's answer is not JSON: {error}") from error
+
+
+class Events:
+    """Lines of an event stream -> dicts. ``done`` once the server has said that it is."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+    def feed(self, line: str) -> Iterator[dict[str, Any]]:
+        """What one line holds: an event or nothing. Raises the error that an event carries."""
+        if not line.startswith("data:") or self.done:
+            return
+        text = line[5:].strip()
+        if text == DONE:
+            self.done = True
+            return
+        value = read_json(text.encode())
+        if isinstance(value, dict) and "error" in value and "meta_info" not in value:
+            raise error_of(500, text.encode())
+        yield result(value)
+
+    def end(self) -> None:
+        """The stream has ended; ``ServerUnreachable`` if the server had not said so."""
+        if not self.done:
+            raise ServerUnreachable("/generate: the stream broke off")

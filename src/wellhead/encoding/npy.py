@@ -1,0 +1,70 @@
+"""NumPy's own file format: one array and nothing else.
+
+``[n, H]`` for one vector per prompt, ``[rows, H]`` for all rows of one prompt, with a leading axis of layers if layers were
+asked for. bfloat16, which numpy lacks, is tagged as ``<V2`` (as ``ml_dtypes`` writes it): nobody takes it for numbers.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wellhead.encoding.vectors import Vectors, rebuild
+from wellhead.errors import InvalidRequest
+from wellhead.types import STORAGE, DType
+
+MEDIA_TYPE = "application/x-npy"
+_MAGIC = b"\x93NUMPY\x01\x00"
+_DESCR: dict[DType, str] = {"float32": "<f4", "float16": "<f2", "bfloat16": "<V2"}
+
+
+def check(full: bool, prompts: int) -> None:
+    """Raise ``InvalidRequest`` for what one array cannot hold."""
+    if full and prompts != 1:
+        raise InvalidRequest(
+            f"application/x-npy holds one array: ask for all rows of one prompt, not of {prompts}, or accept another format",
+            param="input",
+        )
+
+
+def encode(vectors: Vectors) -> tuple[int | None, Iterator[bytes]]:
+    """Header, then rows, layer by layer."""
+    check(vectors.full, len(vectors.states))
+    rows = sum(vectors.counts())
+    shape: tuple[int, ...] = (rows, vectors.hidden_size)
+    if vectors.layers != (None,):
+        shape = (len(vectors.layers), *shape)
+    text = f"{{'descr': '{_DESCR[vectors.dtype]}', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    size = -(-(len(_MAGIC) + 2 + len(text) + 1) // 64) * 64
+    head = _MAGIC + (size - 10).to_bytes(2, "little") + text.ljust(size - 11) + b"\n"
+    itemsize = STORAGE[vectors.dtype].itemsize
+    length = size + rows * vectors.hidden_size * itemsize * len(vectors.layers)
+    return length, _chunks(head, vectors)
+
+
+def _chunks(head: bytes, vectors: Vectors) -> Iterator[bytes]:
+    yield head
+    for layer in vectors.layers:
+        for group in vectors.groups(layer):
+            yield group.tobytes()
+
+
+def decode(body: bytes | memoryview) -> Vectors:
+    """What ``encode`` wrote. Two-dimensional arrays are taken for one vector per prompt."""
+    view = memoryview(body)
+    try:
+        if bytes(view[:8]) != _MAGIC:
+            raise ValueError("not a .npy of version 1")
+        start = 10 + int.from_bytes(view[8:10], "little")
+        head = ast.literal_eval(bytes(view[10:start]).decode("latin1"))
+        dtype = next(d for d, descr in _DESCR.items() if descr == head["descr"])
+        rows: NDArray[Any] = np.frombuffer(view[start:], STORAGE[dtype]).reshape(head["shape"])
+    except (ValueError, KeyError, TypeError, SyntaxError, StopIteration) as error:
+        raise InvalidRequest(f"not a .npy of hidden states: {error!r}") from error
+    arrays: dict[int | None, list[NDArray[Any]]]
+    arrays = {None: list(rows)} if rows.ndim == 2 else {i: list(layer) for i, layer in enumerate(rows)}
+    return rebuild(arrays, dtype, False, {})

@@ -1,0 +1,86 @@
+"""safetensors, written by hand: its numpy interface knows no bfloat16.
+
+Tensors: ``hidden_states`` (or ``hidden_states.<layer>``) ``[n, H]``, one row per prompt; or, if all rows were asked for, the
+rows of all prompts one after another ``[rows, H]``, with ``offsets`` int64 ``[n + 1]``: prompt i has the rows from
+``offsets[i]`` to ``offsets[i + 1]``.
+The metadata's ``wellhead`` holds the facts as JSON.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wellhead.encoding.vectors import Vectors, layer_of, rebuild
+from wellhead.errors import InvalidRequest
+from wellhead.types import STORAGE, DType
+
+MEDIA_TYPE = "application/vnd.safetensors"
+_NAME: dict[DType, str] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_MOST_HEADER = 64 << 20
+
+
+def encode(vectors: Vectors) -> tuple[int | None, Iterator[bytes]]:
+    """Header, offsets, then rows, layer by layer."""
+    counts = vectors.counts()
+    rows, width = sum(counts), vectors.hidden_size
+    tensors: dict[str, Any] = {"__metadata__": {"wellhead": json.dumps({**vectors.facts, "full": vectors.full})}}
+    offsets, at = b"", 0
+    if vectors.full:
+        offsets = np.cumsum([0, *counts], dtype=np.dtype("<i8")).tobytes()
+        at = len(offsets)
+        tensors["offsets"] = {"dtype": "I64", "shape": [len(counts) + 1], "data_offsets": [0, at]}
+    size = rows * width * STORAGE[vectors.dtype].itemsize
+    for name in vectors.names():
+        tensors[name] = {"dtype": _NAME[vectors.dtype], "shape": [rows, width], "data_offsets": [at, at + size]}
+        at += size
+    header = json.dumps(tensors, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    head = len(header).to_bytes(8, "little") + header + offsets
+    return len(head) - len(offsets) + at, _chunks(head, vectors)
+
+
+def _chunks(head: bytes, vectors: Vectors) -> Iterator[bytes]:
+    yield head
+    for layer in vectors.layers:
+        for group in vectors.groups(layer):
+            yield group.tobytes()
+
+
+def decode(body: bytes | memoryview) -> Vectors:
+    """What ``encode`` wrote; the arrays are views of ``body``. ``InvalidRequest`` for anything torn or foreign."""
+    try:
+        return _decode(memoryview(body))
+    except (ValueError, KeyError, TypeError, StopIteration, IndexError, AttributeError) as error:
+        raise InvalidRequest(f"not a safetensors answer of hidden states: {error!r}") from error
+
+
+def _decode(view: memoryview) -> Vectors:
+    size = int.from_bytes(view[:8], "little")
+    if size > min(_MOST_HEADER, len(view) - 8):
+        raise ValueError(f"a header of {size} bytes in {len(view)}")
+    tensors = json.loads(bytes(view[8 : 8 + size]))
+    data = view[8 + size :]
+    facts = json.loads(tensors.pop("__metadata__")["wellhead"])
+    full = bool(facts.pop("full"))
+    cuts = np.frombuffer(_part(data, tensors.pop("offsets")), "<i8").tolist() if full else None
+    arrays: dict[int | None, list[NDArray[Any]]] = {}
+    dtype: DType = "float32"
+    for name, tensor in tensors.items():
+        dtype = next(d for d, said in _NAME.items() if said == tensor["dtype"])
+        rows = np.frombuffer(_part(data, tensor), STORAGE[dtype]).reshape(tensor["shape"])
+        spans = itertools.pairwise(cuts) if cuts is not None else ()
+        arrays[layer_of(name)] = [rows[a:b] for a, b in spans] if cuts is not None else list(rows)
+    return rebuild(arrays, dtype, full, facts)
+
+
+def _part(data: memoryview, tensor: dict[str, Any]) -> memoryview:
+    first, last = tensor["data_offsets"]
+    if not 0 <= first <= last <= len(data):
+        raise ValueError(f"offsets {first} to {last} in {len(data)} bytes")
+    return data[first:last]

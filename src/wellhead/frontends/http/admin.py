@@ -1,0 +1,274 @@
+"""Everything that is not a model's answer: health, facts, tokens, the cache, aborts, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+import wellhead
+from wellhead.core.engine import Core
+from wellhead.encoding import json
+from wellhead.errors import EngineClosed, InvalidRequest, WellheadError
+from wellhead.frontends.http.errors import CacheBusy, NotFound
+from wellhead.frontends.http.service import Payload, Running, Service, Wish, parse
+from wellhead.metrics.http import CONTENT_TYPE, COUNTERS, EngineSnapshot
+
+#: Seconds for which the engine's numbers are good enough.
+FRESH = 0.25
+#: Seconds to wait for the step that runs.
+PATIENCE = 5.0
+
+
+def reply(value: Any, status: int = 200) -> Response:
+    """A small JSON answer."""
+    return Response(json.dumps(value), status, media_type=json.MEDIA_TYPE)
+
+
+# --- health -------------------------------------------------------------------------------------------------------
+
+
+async def health(service: Service, http: HttpRequest) -> Response:
+    """200 while the engine runs and requests are taken; 503 otherwise."""
+    del http
+    if service.healthy:
+        return reply({"status": "ok"})
+    error = service.engine.loop.error or EngineClosed("the server is shutting down")
+    return reply({"status": "unavailable", "error": {"message": error.message, "code": error.code, "param": None}}, 503)
+
+
+async def health_generate(service: Service, http: HttpRequest) -> Response:
+    """One token through the engine; 503 if it does not come within 20 seconds."""
+
+    def one_token(service: Service, payload: Payload) -> Wish[None]:
+        del service, payload
+        return Wish({"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0}, "timeout": 20.0}, None)
+
+    if service.draining:
+        raise EngineClosed("the server is shutting down")
+    running: Running[None] = Running(service, http)
+    try:
+        await service.prepare(running.submit, b"{}", one_token)
+        await asyncio.wait_for(running.all_well(), 20.0)
+    except (WellheadError, TimeoutError) as error:
+        raise EngineClosed(f"no token came: {error}") from None
+    finally:
+        running.close()
+    return reply({"status": "ok"})
+
+
+# --- facts --------------------------------------------------------------------------------------------------------
+
+
+async def models(service: Service, http: HttpRequest) -> Response:
+    """The one model, as OpenAI lists models."""
+    del http
+    return reply({"object": "list", "data": [_card(service)]})
+
+
+async def model(service: Service, http: HttpRequest) -> Response:
+    """The card of the model; 404 for another name."""
+    service.check_model(http.path_params["model"])
+    return reply(_card(service))
+
+
+def _card(service: Service) -> dict[str, Any]:
+    config = service.engine.assembled.config
+    return {
+        "id": service.model, "object": "model", "created": service.started, "owned_by": "wellhead", "root": config.model_path,
+        "max_model_len": config.context_length,
+    }  # fmt: skip
+
+
+async def model_info(service: Service, http: HttpRequest) -> Response:
+    """What the model is: SGLang's fields, and those that hidden states need."""
+    del http
+    info = service.engine.info()
+    names = (
+        "model_path", "served_model_name", "architecture", "dtype", "return_hidden_states_mode", "capture_layers", "num_layers",
+        "hidden_size", "vocab_size", "context_length", "batch_invariant",
+    )  # fmt: skip
+    path = service.engine.config.tokenizer_path or info["model_path"]
+    facts = {"tokenizer_path": path, "is_generation": True, "has_chat_template": _has_template(service)}
+    return reply({**{name: info[name] for name in names}, **facts, "weight_version": "default"})
+
+
+def _has_template(service: Service) -> bool:
+    return service.tokenizer is not None and service.tokenizer.has_chat_template
+
+
+async def server_info(service: Service, http: HttpRequest) -> Response:
+    """Configuration, limits, and the engine's numbers now."""
+    del http
+    snapshot = await refresh(service)
+    options = service.options
+    limits = {
+        "max_body_bytes": options.max_body_bytes,
+        "max_batch_size": options.max_batch_size,
+        "max_request_tokens": options.max_request_tokens,
+        "max_connections": options.max_connections,
+        "request_timeout": options.request_timeout,
+    }
+    state = {
+        "healthy": service.healthy,
+        "pages": snapshot.pages,
+        "running": int(snapshot.gauges.get("running_sequences", 0)),
+        "waiting": int(snapshot.gauges.get("waiting_sequences", 0)),
+        "counters": {name: int(value) for name, value in snapshot.counters.items()},
+    }
+    return reply({**service.engine.info(), "version": wellhead.__version__, "limits": limits, "state": state})
+
+
+async def metrics(service: Service, http: HttpRequest) -> Response:
+    """Prometheus's text."""
+    del http
+    if not service.options.enable_metrics:
+        raise NotFound("metrics are turned off on this server (--no-enable-metrics)")
+    await refresh(service)
+    return Response(service.metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+async def refresh(service: Service) -> EngineSnapshot:
+    """The engine's numbers, at most ``FRESH`` seconds old unless the engine is busy or dead: then the last ones."""
+    if time.monotonic() - service.refreshed > FRESH:
+        try:
+            service.metrics.update(await service.call(snapshot, PATIENCE))
+            service.refreshed = time.monotonic()
+        except TimeoutError:
+            pass
+        except WellheadError:
+            old = service.metrics.snapshot
+            service.metrics.update(EngineSnapshot(old.counters, old.gauges, old.pages, old.latencies, up=False))
+    return service.metrics.snapshot
+
+
+def snapshot(core: Core) -> EngineSnapshot:
+    """The numbers of a core; runs on its thread."""
+    counters = {name: float(getattr(core.counters, name)) for name in COUNTERS if hasattr(core.counters, name)}
+    counters["preemptions"] = float(core.scheduler.preemptions)
+    counters["evictions"] = float(core.space.evictions)
+    prompts = counters["prompt_tokens"]
+    gauges = {
+        "running_sequences": float(len(core.scheduler.running)),
+        "waiting_sequences": float(len(core.scheduler.waiting)),
+        "cache_hit_ratio": counters["cached_tokens"] / prompts if prompts else 0.0,
+    }
+    latencies = {name: getattr(core.latencies, name).copy() for name in ("queue", "prefill", "total")}
+    return EngineSnapshot(counters, gauges, core.space.counts(), latencies)
+
+
+# --- the engine's switches ----------------------------------------------------------------------------------------
+
+
+async def flush_cache(service: Service, http: HttpRequest) -> Response:
+    """Forget all cached prefixes; refused while requests run."""
+    del http
+    if not await service.call(lambda core: core.flush_cache()):
+        raise CacheBusy("requests are running; the cache cannot be flushed now")
+    return reply({"flushed": True})
+
+
+async def abort_request(service: Service, http: HttpRequest) -> Response:
+    """End all samples of a request by its ``rid``, or everything with ``abort_all``."""
+    payload = parse(await service.body(http))
+    only(payload, "rid", "abort_all")
+    rid, everything = payload.get("rid"), payload.get("abort_all", False)
+    if not isinstance(everything, bool):
+        raise InvalidRequest("abort_all must be true or false", param="abort_all")
+    if everything is (rid is not None):
+        raise InvalidRequest("give either rid or abort_all", param="rid")
+    if rid is not None and (not isinstance(rid, str) or not rid):
+        raise InvalidRequest("rid must be a string", param="rid")
+
+    def abort(core: Core) -> int:
+        return core.abort(rid) if rid is not None else sum(core.abort(seq.key) for seq in core.scheduler.all())
+
+    return reply({"aborted": await service.call(abort)})
+
+
+# --- tokens -------------------------------------------------------------------------------------------------------
+
+
+async def tokenize(service: Service, http: HttpRequest) -> Response:
+    """Text, texts or chat messages -> the ids that the engine would see."""
+    body = await service.body(http)
+    return reply(await service.prepare(_tokenize, service, body))
+
+
+def _tokenize(service: Service, body: bytes) -> dict[str, Any]:
+    payload = parse(body)
+    only(payload, "model", "prompt", "text", "messages", "add_special_tokens", "add_generation_prompt")
+    service.check_model(payload.get("model"))
+    tokenizer = service.need_tokenizer()
+    given = [name for name in ("prompt", "text", "messages") if name in payload]
+    if len(given) != 1:
+        raise InvalidRequest("give exactly one of prompt, text and messages", param="prompt")
+    (name,) = given
+    special, opening = flag(payload, "add_special_tokens", True), flag(payload, "add_generation_prompt", True)
+    most = service.engine.assembled.config.context_length
+    if name == "messages":
+        ids = tokenizer.encode_chat(payload["messages"], add_generation_prompt=opening)
+        return {"tokens": ids, "count": len(ids), "max_model_len": most}
+    texts = payload[name]
+    with naming(name):
+        if isinstance(texts, str):
+            ids = tokenizer.encode(texts, add_special_tokens=special)
+            return {"tokens": ids, "count": len(ids), "max_model_len": most}
+        if not isinstance(texts, list):
+            raise InvalidRequest(f"{name} must be a string or a list of strings")
+        many = tokenizer.encode_batch(texts, add_special_tokens=special)
+    return {"tokens": many, "count": [len(ids) for ids in many], "max_model_len": most}
+
+
+async def detokenize(service: Service, http: HttpRequest) -> Response:
+    """Ids, or lists of ids -> text."""
+    body = await service.body(http)
+    return reply(await service.prepare(_detokenize, service, body))
+
+
+def _detokenize(service: Service, body: bytes) -> dict[str, Any]:
+    payload = parse(body)
+    only(payload, "model", "tokens", "skip_special_tokens")
+    service.check_model(payload.get("model"))
+    tokenizer = service.need_tokenizer()
+    tokens, skip = payload.get("tokens"), flag(payload, "skip_special_tokens", True)
+    if not isinstance(tokens, list):
+        raise InvalidRequest("tokens must be a list of token ids, or a list of such lists", param="tokens")
+    if tokens and isinstance(tokens[0], list):
+        return {"text": [tokenizer.decode(_ids(row, service), skip_special_tokens=skip) for row in tokens]}
+    return {"text": tokenizer.decode(_ids(tokens, service), skip_special_tokens=skip)}
+
+
+def _ids(row: Any, service: Service) -> list[int]:
+    most = service.engine.assembled.limits.vocab_size
+    if not isinstance(row, list) or any(type(t) is not int or not 0 <= t < most for t in row):
+        raise InvalidRequest(f"tokens must be token ids in [0, {most})", param="tokens")
+    return row
+
+
+def only(payload: Payload, *names: str) -> None:
+    """Refuse any other field by name."""
+    for name in payload:
+        if name not in names:
+            raise InvalidRequest(f"unknown field {name!r}", param=name)
+
+
+def flag(payload: Payload, name: str, default: bool) -> bool:
+    """A field that is true or false."""
+    value = payload.get(name, default)
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name} must be true or false", param=name)
+    return value
+
+
+@contextlib.contextmanager
+def naming(name: str) -> Any:
+    """Errors inside are about the field ``name``."""
+    try:
+        yield
+    except WellheadError as error:
+        raise type(error)(error.message, param=name) from None

@@ -1,0 +1,203 @@
+"""``POST /v1/completions``."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from wellhead.errors import EmptyPrompt, InvalidRequest, UnsupportedField, WellheadError
+from wellhead.frontends.http.errors import openai_body
+from wellhead.frontends.http.native import Show, by_request, is_light
+from wellhead.frontends.http.openai_choice import Choice, CompletionLogprobs, usage_of
+from wellhead.frontends.http.openai_fields import flag, renamed, split, wants_usage, whole
+from wellhead.frontends.http.respond import answer, event_stream, off_loop, owned
+from wellhead.frontends.http.service import Payload, Running, Service, Wish
+from wellhead.types import HiddenStates, Logprobs
+
+OWN = ("model", "prompt", "max_tokens", "logprobs", "echo", "best_of", "stream_options")
+#: OpenAI's default on this route.
+MAX_TOKENS = 16
+MOST_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionJob:
+    """What the answer must look like. ``logprobs``: how many alternatives, ``None``: no logprobs at all."""
+
+    stream: bool
+    usage: bool
+    echo: bool
+    logprobs: int | None
+    show: Show
+    skip_special: bool
+    id: str
+    created: int
+
+
+def prompt_fields(value: Any, name: str) -> Payload:
+    """The four shapes of OpenAI's input: a text, texts, token ids, lists of token ids."""
+    if isinstance(value, str):
+        return {"text": value}
+    if not isinstance(value, list):
+        raise InvalidRequest(f"{name} must be a string, a list of strings, token ids, or lists of token ids", param=name)
+    if not value:
+        raise EmptyPrompt(f"{name} is empty", param=name)
+    return {"text": value} if isinstance(value[0], str) else {"input_ids": value}
+
+
+def translate(service: Service, payload: Payload) -> Wish[CompletionJob]:
+    """OpenAI's fields -> the engine's."""
+    native, show = split(payload, OWN)
+    service.check_model(payload.get("model"))
+    if "prompt" not in payload:
+        raise InvalidRequest("prompt is missing", param="prompt")
+    best = payload.get("best_of")
+    if best is not None and best != payload.get("n", 1):
+        raise UnsupportedField("best_of is not served by this engine unless it equals n", param="best_of")
+    params = native["sampling_params"]
+    params["max_new_tokens"] = whole(payload, "max_tokens", 0, None, MAX_TOKENS)
+    logprobs = whole(payload, "logprobs", 0, MOST_LOGPROBS)
+    echo = flag(payload, "echo")
+    if logprobs is not None:
+        service.need_tokenizer()
+        native |= {"return_logprob": True, "top_logprobs_num": logprobs, "logprob_start_len": 0 if echo else -1}
+    if echo:
+        service.need_tokenizer()
+    skip = params.get("skip_special_tokens", True) is not False
+    job = CompletionJob(
+        flag(payload, "stream"), wants_usage(payload), echo, logprobs, show, skip, f"cmpl-{uuid.uuid4().hex}", int(time.time())
+    )
+    return Wish({**native, **prompt_fields(payload["prompt"], "prompt")}, job)
+
+
+async def completions(service: Service, http: HttpRequest) -> Response:
+    """Completions of one or several prompts."""
+    with renamed("prompt"):
+        running = await service.start(http, translate)
+    return await owned(running, _answer)
+
+
+async def _answer(running: Running[CompletionJob]) -> Response:
+    choices = {r.key: Choice(r, i) for i, r in enumerate(running.batch.requests)}
+    if running.job.stream:
+        return await event_stream(running, _events(running, choices), openai_body)
+    await gather(running, choices)
+    light = all(is_light(r) and r.logprobs is None for r in running.batch.requests) and not running.job.echo
+    return await answer(running, await off_loop(running.service, light, lambda: _whole(running, list(choices.values()))))
+
+
+async def gather(running: Running[Any], choices: dict[str, Choice]) -> None:
+    """All outputs; OpenAI's answer has no place for the error of one of several prompts, so the first one is raised."""
+    while running.open:
+        for key, outputs in by_request(await running.take()).items():
+            choice = choices[key]
+            try:
+                choice.take(outputs)
+            except WellheadError as error:
+                if running.batch.prompts == 1:
+                    raise
+                raise type(error)(f"prompt {choice.request.prompt_index}: {error.message}", param=error.param) from None
+
+
+def _whole(running: Running[CompletionJob], choices: list[Choice]) -> dict[str, Any]:
+    job = running.job
+    shown = [
+        {
+            "index": c.index, "text": (_prompt_text(running, c) if job.echo else "") + c.text, "logprobs": _logprobs(running, c),
+            **c.reason(), **shown_states(c.hidden_states, job.show),
+        }
+        for c in choices
+    ]  # fmt: skip
+    head = {"id": job.id, "object": "text_completion", "created": job.created, "model": running.service.model}
+    return {**head, "choices": shown, "usage": usage_of(choices)}
+
+
+def shown_states(states: HiddenStates | None, show: Show) -> dict[str, Any]:
+    """``hidden_states``, only if they were asked for."""
+    return {"hidden_states": show(states)} if states is not None else {}
+
+
+def _prompt_text(running: Running[CompletionJob], choice: Choice) -> str:
+    tokenizer = running.service.need_tokenizer()
+    return tokenizer.decode(choice.request.input_ids.tolist(), skip_special_tokens=running.job.skip_special)
+
+
+def _logprobs(running: Running[CompletionJob], choice: Choice) -> dict[str, Any] | None:
+    found = choice.all_logprobs()
+    if running.job.logprobs is None or found is None:
+        return None
+    writer = _writer(running)
+    if running.job.echo:
+        found = Logprobs.join([*_prompt_logprobs(choice), found], choice.request.logprobs)  # type: ignore[arg-type]
+    return writer.add(found)
+
+
+def _prompt_logprobs(choice: Choice) -> list[Logprobs]:
+    spec = choice.request.logprobs
+    assert spec is not None
+    first = Logprobs.unknown(int(choice.request.input_ids[0]), spec)
+    return [first, choice.prompt_logprobs] if choice.prompt_logprobs is not None else [first]
+
+
+def _writer(running: Running[CompletionJob]) -> CompletionLogprobs:
+    job = running.job
+    return CompletionLogprobs(running.service.need_tokenizer(), job.logprobs or 0, job.skip_special)
+
+
+async def _events(running: Running[CompletionJob], choices: dict[str, Choice]) -> AsyncIterator[dict[str, Any]]:
+    job = running.job
+    stream = _Stream(running)
+    while running.open:
+        for key, outputs in by_request(await running.take()).items():
+            choice = choices[key]
+            text, logprobs = choice.take(outputs)
+            for chunk in stream.chunks(choice, text, logprobs):
+                yield chunk
+    for choice in choices.values():
+        if choice.hidden_states is not None:
+            states = await off_loop(running.service, is_light(choice.request), partial(job.show, choice.hidden_states))
+            last = {"index": choice.index, "text": "", "logprobs": None, "finish_reason": None}
+            yield stream.chunk({**last, "hidden_states": states})
+    if job.usage:
+        yield {**stream.head, "choices": [], "usage": usage_of(list(choices.values()))}
+
+
+class _Stream:
+    """Chunks of a completion: text, then one with the reason."""
+
+    def __init__(self, running: Running[CompletionJob]) -> None:
+        self._running = running
+        self._begun: set[int] = set()
+        self._writers: dict[int, CompletionLogprobs] = {}
+        job = running.job
+        self.head = {"id": job.id, "object": "text_completion", "created": job.created, "model": running.service.model}
+
+    def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        usage = {"usage": None} if self._running.job.usage else {}
+        return {**self.head, "choices": [choice], **usage}
+
+    def chunks(self, choice: Choice, text: str, logprobs: Logprobs | None) -> list[dict[str, Any]]:
+        """What is new of a choice."""
+        job, first = self._running.job, choice.index not in self._begun
+        self._begun.add(choice.index)
+        parts = [logprobs] if logprobs is not None and len(logprobs) else []
+        if first and job.echo:
+            text = _prompt_text(self._running, choice) + text
+            parts = [*(_prompt_logprobs(choice) if job.logprobs is not None else []), *parts]
+        shown = None
+        if job.logprobs is not None and parts:
+            writer = self._writers.setdefault(choice.index, _writer(self._running))
+            shown = writer.add(Logprobs.join(parts, choice.request.logprobs))  # type: ignore[arg-type]
+        found = []
+        if text or shown is not None:
+            found.append(self.chunk({"index": choice.index, "text": text, "logprobs": shown, "finish_reason": None}))
+        if choice.finish is not None:
+            found.append(self.chunk({"index": choice.index, "text": "", "logprobs": None, **choice.reason()}))
+        return found

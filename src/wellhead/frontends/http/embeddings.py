@@ -1,0 +1,93 @@
+"""``POST /v1/embeddings``: OpenAI's, from hidden states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from wellhead.encoding import base64
+from wellhead.errors import InvalidRequest, RequestAborted
+from wellhead.frontends.http.admin import flag, only
+from wellhead.frontends.http.completions import prompt_fields
+from wellhead.frontends.http.openai_fields import renamed, whole
+from wellhead.frontends.http.respond import answer, off_loop, owned
+from wellhead.frontends.http.service import Payload, Running, Service, Wish
+from wellhead.frontends.native import Reply
+
+FIELDS = ("model", "input", "encoding_format", "dimensions", "user", "pooling", "normalize", "rid", "timeout")
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingJob:
+    """What the answer must look like."""
+
+    base64: bool
+    dimensions: int
+    normalize: bool
+
+
+def translate(service: Service, payload: Payload) -> Wish[EmbeddingJob]:
+    """OpenAI's fields, and ``pooling`` and ``normalize``, -> the engine's."""
+    only(payload, *FIELDS)
+    service.check_model(payload.get("model"))
+    if "input" not in payload:
+        raise InvalidRequest("input is missing", param="input")
+    if not isinstance(payload.get("user", ""), str):
+        raise InvalidRequest("user must be a string", param="user")
+    form = payload.get("encoding_format", "float")
+    if form not in ("float", "base64"):
+        raise InvalidRequest(f'encoding_format must be "float" or "base64", not {form!r:.80}', param="encoding_format")
+    pooling = payload.get("pooling", "last")
+    if pooling not in ("last", "mean"):
+        raise InvalidRequest(f'pooling must be "last" or "mean", not {pooling!r:.80}', param="pooling")
+    width = service.engine.hidden_size
+    dimensions = whole(payload, "dimensions", 1, width, width)
+    assert dimensions is not None
+    native: Payload = {
+        **prompt_fields(payload["input"], "input"),
+        "sampling_params": {"max_new_tokens": 0},
+        "return_hidden_states": "last",
+        **({"hidden_states_pooling": "mean"} if pooling == "mean" else {}),
+        **{name: payload[name] for name in ("rid", "timeout") if name in payload},
+    }
+    return Wish(native, EmbeddingJob(form == "base64", dimensions, flag(payload, "normalize", True)))
+
+
+async def embeddings(service: Service, http: HttpRequest) -> Response:
+    """One vector per input: its first ``dimensions`` numbers, scaled to length 1 unless ``normalize`` is false."""
+    with renamed("input"):
+        running = await service.start(http, translate)
+    return await owned(running, _answer)
+
+
+async def _answer(running: Running[EmbeddingJob]) -> Response:
+    replies = await running.all_well()
+    light = len(replies) <= 16
+    return await answer(running, await off_loop(running.service, light, lambda: _whole(running, replies)))
+
+
+def _whole(running: Running[EmbeddingJob], replies: list[Reply]) -> dict[str, Any]:
+    job = running.job
+    data = []
+    for i, reply in enumerate(replies):
+        if reply.hidden_states is None:
+            raise RequestAborted("the request was aborted")
+        vector = shorten(reply.hidden_states.numpy(), job.dimensions, job.normalize)
+        data.append({"object": "embedding", "index": i, "embedding": base64.encode_array(vector) if job.base64 else vector})
+    tokens = sum(request.prompt_tokens for request in running.batch.requests)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": running.service.model, "usage": usage}
+
+
+def shorten(vector: NDArray[np.float32], dimensions: int, normalize: bool) -> NDArray[np.float32]:
+    """The first ``dimensions`` numbers, then scaled to length 1 (a zero vector stays as it is)."""
+    part = np.ascontiguousarray(vector[:dimensions])
+    if not normalize:
+        return part
+    norm = np.sqrt(np.square(part, dtype=np.float64).sum())
+    return (part / norm).astype(np.float32) if norm > 0 else part

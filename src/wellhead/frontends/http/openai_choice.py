@@ -1,0 +1,131 @@
+"""One choice of an OpenAI answer as it grows, and the two ways in which OpenAI writes log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from wellhead.requests.detokenizer import IncrementalDetokenizer
+from wellhead.requests.tokenizer import Tokenizer
+from wellhead.types import FinishReason, HiddenStates, Logprobs, Output, Request, Usage
+
+#: OpenAI's own floor for a token that cannot come: JSON has no infinity, and clients expect a number.
+FLOOR = -9999.0
+
+
+class Choice:
+    """Takes outputs; gives what is new (``take``) or all of it."""
+
+    def __init__(self, request: Request, index: int) -> None:
+        self.request = request
+        self.index = index
+        self.text = ""
+        self.tokens: list[int] = []
+        self.logprobs: list[Logprobs] = []
+        self.prompt_logprobs: Logprobs | None = None
+        self.finish: FinishReason | None = None
+        self.usage = Usage(request.prompt_tokens)
+        self.hidden_states: HiddenStates | None = None
+
+    def take(self, outputs: Sequence[Output]) -> tuple[str, Logprobs | None]:
+        """Outputs that came together: their text and logprobs. Raises the error of one that failed."""
+        new: list[Logprobs] = []
+        text = ""
+        for output in outputs:
+            if output.error is not None:
+                raise output.error
+            text += output.text
+            self.tokens += output.token_ids
+            self.usage = output.usage
+            self.finish = output.finish
+            self.hidden_states = output.hidden_states
+            if output.output_logprobs is not None:
+                new.append(output.output_logprobs)
+            if output.prompt_logprobs is not None:
+                self.prompt_logprobs = output.prompt_logprobs
+        self.text += text
+        self.logprobs += new
+        spec = self.request.logprobs
+        return text, Logprobs.join(new, spec) if spec is not None else None
+
+    def all_logprobs(self) -> Logprobs | None:
+        spec = self.request.logprobs
+        return Logprobs.join(self.logprobs, spec) if spec is not None else None
+
+    def reason(self) -> dict[str, Any]:
+        """``finish_reason``, and what matched, as SGLang adds it."""
+        finish = self.finish
+        if finish is None:
+            return {"finish_reason": None}
+        matched = {"matched_stop": finish.matched} if finish.matched is not None else {}
+        return {"finish_reason": finish.kind, **matched}
+
+
+def usage_of(choices: Sequence[Choice]) -> dict[str, Any]:
+    """Prompt tokens count once per prompt, however many samples."""
+    firsts = [c for c in choices if c.request.sample_index == 0]
+    prompt, completion = sum(c.usage.prompt_tokens for c in firsts), sum(c.usage.completion_tokens for c in choices)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(c.usage.cached_tokens for c in firsts)},
+    }
+
+
+def number(value: float) -> float | None:
+    """A logprob that JSON can hold: ``null`` for "not known", the floor for minus infinity."""
+    if value != value:
+        return None
+    return max(value, FLOOR)
+
+
+def token_bytes(tokenizer: Tokenizer, token: int) -> list[int] | None:
+    """The UTF-8 bytes of a token; ``None`` for a part of a character."""
+    text = tokenizer.token_text(token)
+    return None if "\ufffd" in text else list(text.encode())
+
+
+def chat_logprobs(logprobs: Logprobs, tokenizer: Tokenizer, top: int) -> dict[str, Any]:
+    """Chat's format: one object per token."""
+
+    def one(token: int, value: float) -> dict[str, Any]:
+        return {"token": tokenizer.token_text(token), "logprob": number(value), "bytes": token_bytes(tokenizer, token)}
+
+    content = []
+    for i, (token, value) in enumerate(zip(logprobs.ids.tolist(), logprobs.values.tolist(), strict=True)):
+        tops = zip(logprobs.top_ids[i, :top].tolist(), logprobs.top_values[i, :top].tolist(), strict=True)
+        content.append({**one(token, value), "top_logprobs": [one(t, v) for t, v in tops]})
+    return {"content": content, "refusal": None}
+
+
+class CompletionLogprobs:
+    """Completions' format: parallel lists. It counts characters, so it must see all tokens in order."""
+
+    def __init__(self, tokenizer: Tokenizer, top: int, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._top = top
+        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._offset = 0
+
+    def add(self, logprobs: Logprobs) -> dict[str, Any]:
+        """The next tokens. ``text_offset``: characters of text before each of them."""
+        shown: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [] if self._top else None, "text_offset": []}
+        for i, (token, value) in enumerate(zip(logprobs.ids.tolist(), logprobs.values.tolist(), strict=True)):
+            shown["tokens"].append(self._tokenizer.token_text(token))
+            shown["token_logprobs"].append(number(value))
+            shown["text_offset"].append(self._offset)
+            if self._top:
+                shown["top_logprobs"].append(self._tops(logprobs.top_ids[i], logprobs.top_values[i]))
+            self._offset += len(self._detokenizer.push([token]))
+        return shown
+
+    def _tops(self, ids: Any, values: Any) -> dict[str, float | None] | None:
+        if np.isnan(values).any():
+            return None
+        found: dict[str, float | None] = {}
+        for token, value in zip(ids[: self._top].tolist(), values[: self._top].tolist(), strict=True):
+            found.setdefault(self._tokenizer.token_text(token), number(value))
+        return found

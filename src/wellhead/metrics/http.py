@@ -1,0 +1,112 @@
+"""Prometheus metrics of one server: its own registry, filled by the HTTP side, and by a snapshot of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from wellhead.metrics.histogram import LATENCY_BOUNDS
+from wellhead.metrics.histogram import Histogram as Buckets
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+#: name, of the engine's counters -> help
+COUNTERS = {
+    "steps": "Steps that the engine has run",
+    "requests": "Sequences that were taken",
+    "finished": "Sequences that ended with a result",
+    "failed": "Sequences that ended with an error",
+    "aborted": "Sequences that were aborted",
+    "prompt_tokens": "Prompt tokens of finished sequences",
+    "cached_tokens": "Prompt tokens that came from the prefix cache",
+    "computed_tokens": "Tokens that passed through the model",
+    "output_tokens": "Tokens that were generated",
+    "rows": "Rows of hidden states that left the model",
+    "row_bytes": "Bytes of hidden states in finished sequences",
+    "preemptions": "Sequences that went back to the queue for want of pages",
+    "evictions": "Cached pages that were given up for new ones",
+}
+GAUGES = {
+    "running_sequences": "Sequences that run",
+    "waiting_sequences": "Sequences that wait",
+    "cache_hit_ratio": "Cached prompt tokens over prompt tokens, since the start",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """The engine's numbers at one moment."""
+
+    counters: dict[str, float] = field(default_factory=dict)
+    gauges: dict[str, float] = field(default_factory=dict)
+    pages: dict[str, int] = field(default_factory=dict)
+    latencies: dict[str, Buckets] = field(default_factory=dict)
+    up: bool = True
+
+
+class HttpMetrics:
+    """All metrics of one server."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._snapshot = EngineSnapshot()
+        self._registry.register(_EngineCollector(self))
+        self.requests = Counter(
+            "wellhead_http_requests", "Requests by endpoint and status", ["endpoint", "status"], registry=self._registry
+        )
+        self.seconds = Histogram(
+            "wellhead_http_request_seconds",
+            "Time to the last byte",
+            ["endpoint"],
+            buckets=LATENCY_BOUNDS,
+            registry=self._registry,
+        )
+        self.sent = Counter("wellhead_http_sent_bytes", "Bytes of answers", ["endpoint"], registry=self._registry)
+        self.in_flight = Gauge("wellhead_http_requests_in_flight", "Requests that are being served", registry=self._registry)
+        self.encode_seconds = Histogram(
+            "wellhead_encode_seconds", "Time to encode one answer", ["format"], buckets=LATENCY_BOUNDS, registry=self._registry
+        )
+        self.encoded = Counter("wellhead_encoded_bytes", "Bytes that encoders made", ["format"], registry=self._registry)
+
+    @property
+    def snapshot(self) -> EngineSnapshot:
+        """The engine's numbers that ``render`` shows."""
+        return self._snapshot
+
+    def update(self, snapshot: EngineSnapshot) -> None:
+        """Take newer numbers of the engine."""
+        self._snapshot = snapshot
+
+    def encoding(self, name: str, seconds: float, size: int) -> None:
+        """One answer was encoded."""
+        self.encode_seconds.labels(name).observe(seconds)
+        self.encoded.labels(name).inc(size)
+
+    def render(self) -> bytes:
+        """The text that Prometheus reads."""
+        return generate_latest(self._registry)
+
+
+class _EngineCollector:
+    def __init__(self, metrics: HttpMetrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        snapshot = self._metrics.snapshot
+        yield GaugeMetricFamily("wellhead_up", "1 while the engine runs", value=float(snapshot.up))
+        for name, text in COUNTERS.items():
+            yield CounterMetricFamily(f"wellhead_{name}", text, value=snapshot.counters.get(name, 0))
+        for name, text in GAUGES.items():
+            yield GaugeMetricFamily(f"wellhead_{name}", text, value=snapshot.gauges.get(name, 0))
+        pages = GaugeMetricFamily("wellhead_pages", "KV pages by state", labels=["state"])
+        for state, count in snapshot.pages.items():
+            pages.add_metric([state], count)
+        yield pages
+        for name, buckets in snapshot.latencies.items():
+            yield HistogramMetricFamily(
+                f"wellhead_{name}_seconds", f"Latency of sequences: {name}", buckets=buckets.cumulative(), sum_value=buckets.sum
+            )
