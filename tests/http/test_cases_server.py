@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+
 from support.families import HIDDEN, VOCAB, byte_ids
 from support.live import LiveServer, read_events, wait_for
 

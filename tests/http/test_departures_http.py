@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from support.families import HIDDEN
 from support.live import LiveServer
 
@@ -151,6 +152,14 @@ def test_13_base64_carries_the_same_rows(shared: LiveServer) -> None:
         assert piece["dtype"] == "float32"
         arrays.append(np.frombuffer(base64.b64decode(piece["data"]), "<f4").reshape(piece["shape"]))
     np.testing.assert_array_equal(rows(arrays), rows(truth(shared)))
+
+
+def test_list_and_float_name_the_default_form(shared: LiveServer) -> None:
+    shown = [
+        states(shared.ok("/generate", text=PROMPT, sampling_params=GREEDY, return_hidden_states="last", **form))
+        for form in ({}, {"hidden_states_format": "list"}, {"hidden_states_format": "float"})
+    ]
+    assert shown[0] == shown[1] == shown[2] and len(shown[0]) == HIDDEN
 
 
 def test_layers_by_number(shared: LiveServer) -> None:

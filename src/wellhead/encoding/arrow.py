@@ -50,7 +50,6 @@ def _encode(vectors: Vectors) -> Iterator[bytes]:
 
     schema, sink = _schema(vectors), _Sink()
     writer = pa.ipc.new_stream(pa.PythonFile(sink, "w"), schema)
-    yield sink.take()
     per_row = vectors.hidden_size * STORAGE[vectors.dtype].itemsize * len(vectors.layers)
     counts = vectors.counts()
     at = 0
@@ -102,9 +101,10 @@ def decode(body: bytes | memoryview) -> Vectors:
         dtype: DType = reader.schema.field(names[0]).metadata[b"dtype"].decode()
         arrays: dict[int | None, list[NDArray[Any]]] = {layer_of(name): [] for name in names}
         for batch in reader:
+            batch.validate(full=True)
             for name in names:
                 arrays[layer_of(name)] += _rows(batch.column(batch.schema.get_field_index(name)), full)
-    except (pa.ArrowInvalid, KeyError, TypeError, ValueError, IndexError) as error:
+    except (pa.ArrowException, OSError, AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
         raise InvalidRequest(f"not an arrow stream of hidden states: {error!r}") from error
     return rebuild(arrays, dtype, full, facts)
 

@@ -134,8 +134,8 @@ def _encode(vectors: Vectors) -> Iterator[bytes]:
 
 def decode(body: bytes | memoryview) -> Vectors:
     """What ``encode`` wrote, as float32."""
-    value = loads(body)
     try:
+        value = loads(body)
         data = value.pop("data")
         full = bool(value["full"])
         first = data[0]["hidden_states"]
@@ -144,6 +144,6 @@ def decode(body: bytes | memoryview) -> Vectors:
         for layer in layers:
             found = (item["hidden_states"] if layer is None else item["hidden_states"][str(layer)] for item in data)
             arrays[layer] = [np.array(rows, np.float32) for rows in found]
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise InvalidRequest(f"not an answer of hidden states: {error!r}") from error
     return rebuild(arrays, "float32", full, value)

@@ -63,7 +63,7 @@ def decode(body: bytes | memoryview) -> Vectors:
         head = ast.literal_eval(bytes(view[10:start]).decode("latin1"))
         dtype = next(d for d, descr in _DESCR.items() if descr == head["descr"])
         rows: NDArray[Any] = np.frombuffer(view[start:], STORAGE[dtype]).reshape(head["shape"])
-    except (ValueError, KeyError, TypeError, SyntaxError, StopIteration) as error:
+    except (ValueError, KeyError, TypeError, SyntaxError, StopIteration, MemoryError, RecursionError) as error:
         raise InvalidRequest(f"not a .npy of hidden states: {error!r}") from error
     arrays: dict[int | None, list[NDArray[Any]]]
     arrays = {None: list(rows)} if rows.ndim == 2 else {i: list(layer) for i, layer in enumerate(rows)}

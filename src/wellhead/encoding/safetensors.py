@@ -68,19 +68,28 @@ def _decode(view: memoryview) -> Vectors:
     data = view[8 + size :]
     facts = json.loads(tensors.pop("__metadata__")["wellhead"])
     full = bool(facts.pop("full"))
-    cuts = np.frombuffer(_part(data, tensors.pop("offsets")), "<i8").tolist() if full else None
+    parts = _parts(data, tensors)
+    cuts = np.frombuffer(parts.pop("offsets"), "<i8").tolist() if full else None
     arrays: dict[int | None, list[NDArray[Any]]] = {}
     dtype: DType = "float32"
-    for name, tensor in tensors.items():
-        dtype = next(d for d, said in _NAME.items() if said == tensor["dtype"])
-        rows = np.frombuffer(_part(data, tensor), STORAGE[dtype]).reshape(tensor["shape"])
+    for name, part in parts.items():
+        dtype = next(d for d, said in _NAME.items() if said == tensors[name]["dtype"])
+        rows = np.frombuffer(part, STORAGE[dtype]).reshape(tensors[name]["shape"])
+        if cuts is not None and (cuts[0] != 0 or cuts[-1] != len(rows) or cuts != sorted(cuts)):
+            raise ValueError(f"offsets that do not divide {len(rows)} rows")
         spans = itertools.pairwise(cuts) if cuts is not None else ()
         arrays[layer_of(name)] = [rows[a:b] for a, b in spans] if cuts is not None else list(rows)
     return rebuild(arrays, dtype, full, facts)
 
 
-def _part(data: memoryview, tensor: dict[str, Any]) -> memoryview:
-    first, last = tensor["data_offsets"]
-    if not 0 <= first <= last <= len(data):
-        raise ValueError(f"offsets {first} to {last} in {len(data)} bytes")
-    return data[first:last]
+def _parts(data: memoryview, tensors: dict[str, Any]) -> dict[str, memoryview]:
+    """The bytes of each tensor. They must lie one after another and fill the data: no gap, no overlap, nothing left."""
+    parts, at = {}, 0
+    for name, tensor in tensors.items():
+        first, last = tensor["data_offsets"]
+        if first != at or not first <= last <= len(data):
+            raise ValueError(f"tensor {name!r:.80} at {first} to {last}, after {at}, in {len(data)} bytes")
+        parts[name], at = data[first:last], last
+    if at != len(data):
+        raise ValueError(f"{len(data) - at} bytes that belong to no tensor")
+    return parts

@@ -74,8 +74,13 @@ class Vectors:
 def rebuild(arrays: Mapping[int | None, list[NDArray[Any]]], dtype: DType, full: bool, facts: Mapping[str, Any]) -> Vectors:
     """Vectors from what a decoder found: per layer, one array per prompt (views are fine)."""
     layers = tuple(arrays)
-    count = len(next(iter(arrays.values())))
+    count = len(next(iter(arrays.values()), []))
     prompts = facts.get("prompt_tokens") or [0] * count
+    pooling = facts.get("pooling", "none")
+    if not count or pooling not in ("none", "mean") or not isinstance(prompts, list) or len(prompts) != count:
+        raise InvalidRequest("the facts about the hidden states do not fit them")
+    if any(len(rows) != count or any(r.ndim != (2 if full else 1) for r in rows) for rows in arrays.values()):
+        raise InvalidRequest("the hidden states do not have the shape that their facts say")
     states = []
     for i in range(count):
         mine = tuple(arrays[la][i] for la in layers)
@@ -83,7 +88,7 @@ def rebuild(arrays: Mapping[int | None, list[NDArray[Any]]], dtype: DType, full:
         states.append(
             HiddenStates(
                 mode=CaptureMode.FULL if full else CaptureMode.LAST,
-                pooling=Pooling(facts.get("pooling", "none")),
+                pooling=Pooling(pooling),
                 dtype=dtype,
                 layers=tuple(la if la is not None else -1 for la in layers),
                 arrays=mine,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,6 +18,8 @@ from wellhead.frontends.options import add_engine_arguments, engine_options
 from wellhead.frontends.readers import Row, read_rows
 from wellhead.frontends.writers import Writer, open_writer
 from wellhead.types import DTYPES, HiddenStates
+
+Extracted = tuple[int, HiddenStates | WellheadError]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,13 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--id-column", help="column of ids (default: the row number)")
     parser.add_argument("--template", help='wraps each text, for example "Review: {text}\\nOverall, this movie was"')
     parser.add_argument("--strict", action="store_true", help="stop at the first row that cannot be embedded")
-    add_engine_arguments(parser)
+    remote = parser.add_argument_group("server", "extract through a running server instead of an engine of one's own")
+    remote.add_argument("--url", help="address of a server, for example http://127.0.0.1:30000; then no --model-path")
+    remote.add_argument("--api-key", help="the server's key")
+    add_engine_arguments(parser, model_required=False)
 
 
 def run(args: argparse.Namespace) -> int:
     """Extract; 0 if every row has its vector, 1 if some are in the errors file instead."""
-    from wellhead.frontends.engine import Engine
-
+    _check_source(args)
     if args.template is not None and "{text}" not in args.template:
         raise InvalidConfig("--template has no {text} in it", param="template")
     if args.output.suffix.lower() == ".npy" and not args.strict:
@@ -45,15 +50,45 @@ def run(args: argparse.Namespace) -> int:
     metadata = {"wellhead.mode": args.mode, "wellhead.dtype": args.output_dtype, "wellhead.template": args.template or ""}
     writer = open_writer(args.output, args.mode, args.layers, args.output_dtype, metadata)
     try:
-        with Engine(**_options(args)) as engine:
+        with _source(args) as source:
             job = Job(args)
-            job.write(engine.extract_iter(job.texts(rows), args.mode, layers=args.layers), writer)
+            job.write(source(job.texts(rows)), writer)
     except BaseException:
         writer.discard()
         raise
     writer.close()
     job.report()
     return 1 if job.failed else 0
+
+
+def _check_source(args: argparse.Namespace) -> None:
+    """Either a server or an engine; options of the one are refused with the other."""
+    engine = engine_options(args)
+    if args.url is None:
+        if args.api_key is not None:
+            raise InvalidConfig("--api-key belongs to --url", param="api_key")
+        if "model_path" not in engine:
+            raise InvalidConfig("give --model-path, or --url of a running server", param="model_path")
+    elif engine:
+        flag = next(iter(engine)).replace("_", "-")
+        raise InvalidConfig(f"--{flag} belongs to an engine; the server at --url has its own", param="url")
+
+
+@contextlib.contextmanager
+def _source(args: argparse.Namespace) -> Iterator[Callable[[Iterator[str]], Iterator[Extracted]]]:
+    """What turns texts into ``(index, hidden states or error)``: an engine of our own, or a server."""
+    if args.url is None:
+        from wellhead.frontends.engine import Engine
+
+        with Engine(**_options(args)) as engine:
+            yield lambda texts: engine.extract_iter(texts, args.mode, layers=args.layers)
+        return
+    try:
+        from wellhead.client import Client
+    except ImportError as missing:
+        raise InvalidConfig(f"--url needs more packages ({missing.name}): pip install 'wellhead[client]'", param="url") from None
+    with Client(args.url, api_key=args.api_key) as client:
+        yield lambda texts: client.extract_iter(texts, args.mode, layers=args.layers, dtype=args.output_dtype)
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
@@ -94,7 +129,7 @@ class Job:
             sent += 1
             yield row.text if self._template is None else self._template.replace("{text}", row.text)
 
-    def write(self, extracted: Iterator[tuple[int, HiddenStates | WellheadError]], writer: Writer) -> None:
+    def write(self, extracted: Iterator[Extracted], writer: Writer) -> None:
         """Write every vector at its place. Held back are only those that overtook an earlier one."""
         with tqdm(desc="extract", unit=" rows", mininterval=0.5) as bar:
             for index, states in extracted:

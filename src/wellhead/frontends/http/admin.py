@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -266,7 +267,7 @@ def flag(payload: Payload, name: str, default: bool) -> bool:
 
 
 @contextlib.contextmanager
-def naming(name: str) -> Any:
+def naming(name: str) -> Iterator[None]:
     """Errors inside are about the field ``name``."""
     try:
         yield

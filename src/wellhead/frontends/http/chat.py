@@ -13,11 +13,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from wellhead.errors import InvalidRequest, PromptTooLong
+from wellhead.frontends.http.admin import naming
 from wellhead.frontends.http.completions import gather, shown_states
 from wellhead.frontends.http.errors import openai_body
 from wellhead.frontends.http.native import Show, by_request, is_light
 from wellhead.frontends.http.openai_choice import Choice, chat_logprobs, usage_of
-from wellhead.frontends.http.openai_fields import flag, renamed, split, wants_usage, whole
+from wellhead.frontends.http.openai_fields import CALLED, flag, split, wants_usage, whole
 from wellhead.frontends.http.respond import answer, event_stream, off_loop, owned
 from wellhead.frontends.http.service import Payload, Running, Service, Wish
 from wellhead.types import Logprobs
@@ -51,18 +52,16 @@ def translate(service: Service, payload: Payload) -> Wish[ChatJob]:
     if "messages" not in payload:
         raise InvalidRequest("messages is missing", param="messages")
     continued = flag(payload, "continue_final_message")
-    ids = tokenizer.encode_chat(
-        plain_messages(payload["messages"]),
-        add_generation_prompt=flag(payload, "add_generation_prompt", not continued),
-        continue_final_message=continued,
-        **template_variables(payload.get("chat_template_kwargs")),
-    )
+    opening = flag(payload, "add_generation_prompt", not continued)
+    messages, variables = plain_messages(payload["messages"]), template_variables(payload.get("chat_template_kwargs"))
+    with naming("messages"):
+        ids = tokenizer.encode_chat(messages, add_generation_prompt=opening, continue_final_message=continued, **variables)
     native["sampling_params"]["max_new_tokens"] = max_tokens(service, payload, len(ids))
     logprobs = top_logprobs(payload)
     if logprobs is not None:
         native |= {"return_logprob": True, "top_logprobs_num": logprobs}
     job = ChatJob(flag(payload, "stream"), wants_usage(payload), logprobs, show, f"chatcmpl-{uuid.uuid4().hex}", int(time.time()))
-    return Wish({**native, "input_ids": ids}, job)
+    return Wish({**native, "input_ids": ids}, job, {**CALLED, "text": "messages", "input_ids": "messages"})
 
 
 def max_tokens(service: Service, payload: Payload, prompt: int) -> int:
@@ -128,9 +127,7 @@ def template_variables(value: Any) -> dict[str, Any]:
 
 async def chat(service: Service, http: HttpRequest) -> Response:
     """The assistant's next message."""
-    with renamed("messages"):
-        running = await service.start(http, translate)
-    return await owned(running, _answer)
+    return await owned(await service.start(http, translate), _answer)
 
 
 async def _answer(running: Running[ChatJob]) -> Response:

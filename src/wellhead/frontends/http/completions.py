@@ -16,7 +16,7 @@ from wellhead.errors import EmptyPrompt, InvalidRequest, UnsupportedField, Wellh
 from wellhead.frontends.http.errors import openai_body
 from wellhead.frontends.http.native import Show, by_request, is_light
 from wellhead.frontends.http.openai_choice import Choice, CompletionLogprobs, usage_of
-from wellhead.frontends.http.openai_fields import flag, renamed, split, wants_usage, whole
+from wellhead.frontends.http.openai_fields import CALLED, flag, split, wants_usage, whole
 from wellhead.frontends.http.respond import answer, event_stream, off_loop, owned
 from wellhead.frontends.http.service import Payload, Running, Service, Wish
 from wellhead.types import HiddenStates, Logprobs
@@ -74,14 +74,13 @@ def translate(service: Service, payload: Payload) -> Wish[CompletionJob]:
     job = CompletionJob(
         flag(payload, "stream"), wants_usage(payload), echo, logprobs, show, skip, f"cmpl-{uuid.uuid4().hex}", int(time.time())
     )
-    return Wish({**native, **prompt_fields(payload["prompt"], "prompt")}, job)
+    called = {**CALLED, "text": "prompt", "input_ids": "prompt"}
+    return Wish({**native, **prompt_fields(payload["prompt"], "prompt")}, job, called)
 
 
 async def completions(service: Service, http: HttpRequest) -> Response:
     """Completions of one or several prompts."""
-    with renamed("prompt"):
-        running = await service.start(http, translate)
-    return await owned(running, _answer)
+    return await owned(await service.start(http, translate), _answer)
 
 
 async def _answer(running: Running[CompletionJob]) -> Response:

@@ -14,7 +14,7 @@ from wellhead.encoding import base64
 from wellhead.errors import InvalidRequest, RequestAborted
 from wellhead.frontends.http.admin import flag, only
 from wellhead.frontends.http.completions import prompt_fields
-from wellhead.frontends.http.openai_fields import renamed, whole
+from wellhead.frontends.http.openai_fields import whole
 from wellhead.frontends.http.respond import answer, off_loop, owned
 from wellhead.frontends.http.service import Payload, Running, Service, Wish
 from wellhead.frontends.native import Reply
@@ -55,14 +55,14 @@ def translate(service: Service, payload: Payload) -> Wish[EmbeddingJob]:
         **({"hidden_states_pooling": "mean"} if pooling == "mean" else {}),
         **{name: payload[name] for name in ("rid", "timeout") if name in payload},
     }
-    return Wish(native, EmbeddingJob(form == "base64", dimensions, flag(payload, "normalize", True)))
+    job = EmbeddingJob(form == "base64", dimensions, flag(payload, "normalize", True))
+    called = {"text": "input", "input_ids": "input", "hidden_states_pooling": "pooling", "return_hidden_states": "pooling"}
+    return Wish(native, job, called)
 
 
 async def embeddings(service: Service, http: HttpRequest) -> Response:
     """One vector per input: its first ``dimensions`` numbers, scaled to length 1 unless ``normalize`` is false."""
-    with renamed("input"):
-        running = await service.start(http, translate)
-    return await owned(running, _answer)
+    return await owned(await service.start(http, translate), _answer)
 
 
 async def _answer(running: Running[EmbeddingJob]) -> Response:

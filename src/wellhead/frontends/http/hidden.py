@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -16,7 +17,7 @@ from wellhead.errors import InternalError, InvalidRequest, RequestAborted
 from wellhead.frontends.http.admin import flag, only
 from wellhead.frontends.http.completions import prompt_fields
 from wellhead.frontends.http.errors import NotAcceptable
-from wellhead.frontends.http.openai_fields import renamed, whole
+from wellhead.frontends.http.openai_fields import whole
 from wellhead.frontends.http.respond import Streamed, answer, off_loop, owned, pieces
 from wellhead.frontends.http.service import Payload, Running, Service, Wish
 from wellhead.frontends.native import Reply
@@ -26,6 +27,17 @@ FIELDS = (
     "model", "input", "mode", "layers", "pooling", "dtype", "max_new_tokens", "sampling_params", "hidden_states_format",
     "return_input_ids", "rid", "timeout",
 )  # fmt: skip
+#: The engine's names of fields -> this route's
+CALLED: Mapping[str, str] = MappingProxyType(
+    {
+        "text": "input",
+        "input_ids": "input",
+        "return_hidden_states": "mode",
+        "hidden_states_layers": "layers",
+        "hidden_states_pooling": "pooling",
+        "sampling_params.max_new_tokens": "max_new_tokens",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +84,7 @@ def translator(form: Format) -> Callable[[Service, Payload], Wish[HiddenJob]]:
             layers=tuple(layers) if isinstance(layers, list) else (None,), generates=bool(new),
             echo_ids=flag(payload, "return_input_ids", False),
         )  # fmt: skip
-        return Wish(native, job)
+        return Wish(native, job, CALLED)
 
     return translate
 
@@ -102,8 +114,9 @@ def _dtype(payload: Payload, form: Format) -> DType | None:
 
 def _base64(payload: Payload, form: Format) -> bool:
     value = payload.get("hidden_states_format", "float")
-    if value not in ("float", "base64"):
-        raise InvalidRequest(f'hidden_states_format must be "float" or "base64", not {value!r:.80}', param="hidden_states_format")
+    if value not in ("float", "list", "base64"):
+        message = f'hidden_states_format must be "float" (also called "list") or "base64", not {value!r:.80}'
+        raise InvalidRequest(message, param="hidden_states_format")
     if value == "base64" and form.media_type != json.MEDIA_TYPE:
         raise InvalidRequest(f"hidden_states_format belongs to JSON, not to {form.media_type}", param="hidden_states_format")
     return bool(value == "base64")
@@ -120,9 +133,7 @@ async def hidden_states(service: Service, http: HttpRequest) -> Response:
     form = choose(accept)
     if form is None:
         raise NotAcceptable(f"nothing that is served is in Accept: {accept!r:.200}; there are {', '.join(FORMATS)}")
-    with renamed("input"):
-        running = await service.start(http, translator(form))
-    return await owned(running, _answer)
+    return await owned(await service.start(http, translator(form)), _answer)
 
 
 async def _answer(running: Running[HiddenJob]) -> Response:

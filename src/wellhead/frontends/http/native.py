@@ -32,9 +32,10 @@ def take_format(payload: Payload) -> tuple[Payload, Show]:
     """Split off ``hidden_states_format`` and ``hidden_states_dtype``: the rest, and how hidden states are shown."""
     rest = {k: v for k, v in payload.items() if k not in ("hidden_states_format", "hidden_states_dtype")}
     form, dtype = payload.get("hidden_states_format", "float"), payload.get("hidden_states_dtype")
-    if form not in ("float", "base64"):
-        raise InvalidRequest(f'hidden_states_format must be "float" or "base64", not {form!r:.80}', param="hidden_states_format")
-    if dtype is not None and (form == "float" or dtype not in DTYPES):
+    if form not in ("float", "list", "base64"):
+        message = f'hidden_states_format must be "float" (also called "list") or "base64", not {form!r:.80}'
+        raise InvalidRequest(message, param="hidden_states_format")
+    if dtype is not None and (form != "base64" or dtype not in DTYPES):
         raise InvalidRequest(
             f'hidden_states_dtype must be one of {", ".join(DTYPES)}, with hidden_states_format "base64"',
             param="hidden_states_dtype",
@@ -43,7 +44,7 @@ def take_format(payload: Payload) -> tuple[Payload, Show]:
         raise InvalidRequest(
             "hidden_states_format is given, but return_hidden_states asks for none", param="hidden_states_format"
         )
-    return rest, show_float if form == "float" else show_base64(dtype or "float32")
+    return rest, show_base64(dtype or "float32") if form == "base64" else show_float
 
 
 def show_float(states: HiddenStates) -> Any:

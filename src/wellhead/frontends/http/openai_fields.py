@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from wellhead.errors import InvalidRequest, UnsupportedField, WellheadError
+from wellhead.errors import InvalidRequest, UnsupportedField
 from wellhead.frontends.http.native import Show, take_format
 from wellhead.frontends.http.service import Payload
 
@@ -56,13 +55,15 @@ IDLE: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     }
 )
 
-#: The engine's name of a field -> what the caller called it, if that differs
-_CALLED = {
-    "max_new_tokens": "max_tokens",
-    "sampling_seed": "seed",
-    "min_new_tokens": "min_tokens",
-    "top_logprobs_num": "logprobs",
-}
+#: The engine's name of a field -> what callers of these routes call it
+CALLED: Mapping[str, str] = MappingProxyType(
+    {
+        **{f"sampling_params.{name}": called for called, name in SAMPLING.items()},
+        "sampling_params.max_new_tokens": "max_tokens",
+        "max_new_tokens": "max_tokens",
+        "top_logprobs_num": "logprobs",
+    }
+)
 
 
 def split(payload: Payload, own: tuple[str, ...]) -> tuple[Payload, Show]:
@@ -99,20 +100,6 @@ def check_bias(bias: Any) -> None:
     for value in bias.values():
         if isinstance(value, (int, float)) and not -100 <= value <= 100:
             raise InvalidRequest(f"logit_bias must lie between -100 and 100, not {value!r}", param="logit_bias")
-
-
-@contextlib.contextmanager
-def renamed(text: str) -> Iterator[None]:
-    """Errors of the engine's door in the caller's words. ``text``: what the caller calls the prompt."""
-    try:
-        yield
-    except WellheadError as error:
-        name = (error.param or "").removeprefix("sampling_params.")
-        param = text if name in ("text", "input_ids") else _CALLED.get(name, name)
-        message = error.message.replace("sampling_params.", "")
-        for engines, callers in _CALLED.items():
-            message = message.replace(engines, callers)
-        raise type(error)(message, param=param or None) from None
 
 
 def whole(payload: Payload, name: str, low: int, high: int | None, default: int | None = None) -> int | None:

@@ -19,7 +19,7 @@ INPUT: Schema = {
     "anyOf": [{"type": "string", "minLength": 1}, TEXTS, IDS, {"type": "array", "items": IDS, "minItems": 1}],
 }
 MODE: Schema = {"description": 'false, "last" or true', "anyOf": [BOOL, {"type": "string", "enum": ["last"]}]}
-FORMAT: Schema = {"type": "string", "enum": ["float", "base64"]}
+FORMAT: Schema = {"type": "string", "enum": ["float", "list", "base64"]}
 DTYPE: Schema = {"type": "string", "enum": ["float32", "bfloat16", "float16"]}
 LAYERS: Schema = {"type": "array", "items": {"type": "integer"}, "minItems": 1, "uniqueItems": True}
 POOLING: Schema = {"type": "string", "enum": ["none", "mean"]}
@@ -177,7 +177,7 @@ BODIES: Mapping[str, Schema] = MappingProxyType(
             {
                 "model": MODEL,
                 "input": INPUT,
-                "encoding_format": FORMAT,
+                "encoding_format": {"type": "string", "enum": ["float", "base64"]},
                 "dimensions": {"type": "integer", "minimum": 1},
                 "pooling": {"type": "string", "enum": ["last", "mean"]},
                 "normalize": BOOL,

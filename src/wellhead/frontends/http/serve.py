@@ -33,13 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``wellhead serve``."""
     add_engine_arguments(parser)
     add_server_arguments(parser)
+    parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
     """Load the model, serve until SIGTERM or SIGINT, let running requests end; 0."""
+    options = server_options(args)  # before torch is imported: what is wrong with them is said at once
     from wellhead.frontends.engine import Engine
 
-    options = server_options(args)
     listening = bind(options.host, options.port)
     sys.setswitchinterval(SWITCH_INTERVAL)
     with Engine(**engine_options(args)) as engine:

@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 import json as stdlib_json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from starlette.requests import Request as HttpRequest
@@ -42,10 +42,14 @@ ANY_MODEL = ("default",)
 
 @dataclass(frozen=True, slots=True)
 class Wish(Generic[J]):
-    """A request in the engine's words (``payload``), and what its route must remember (``job``)."""
+    """A request in the engine's words (``payload``), and what its route must remember (``job``).
+
+    ``called``: the engine's names of fields -> the caller's, for errors.
+    """
 
     payload: Payload
     job: J
+    called: Mapping[str, str] = field(default_factory=dict)
 
 
 class Service:
@@ -155,7 +159,10 @@ class Running(Generic[J]):
         service = self.service
         wish = translate(service, parse(body))
         check_count(wish.payload, service.options)
-        batch = service.engine.normalize(with_timeout(wish.payload, service.options.request_timeout))
+        try:
+            batch = service.engine.normalize(with_timeout(wish.payload, service.options.request_timeout))
+        except WellheadError as error:
+            raise in_callers_words(error, wish.called) from None
         check_limits(batch, service.options)
         self.job, self.batch = wish.job, batch
         self.open = {request.key for request in batch.requests}
@@ -243,6 +250,18 @@ def parse(body: bytes) -> Payload:
     if not isinstance(value, dict):
         raise InvalidRequest(f"the body must be a JSON object, not {type(value).__name__}")
     return {name: field for name, field in value.items() if field is not None}
+
+
+def in_callers_words(error: WellheadError, called: Mapping[str, str]) -> WellheadError:
+    """An error of the engine's door, with the names that the caller used for the fields."""
+    message, param = error.message, error.param or ""
+    for engines in sorted(called, key=len, reverse=True):
+        # Names of prompts are words, too: they are exchanged only where a message begins with them.
+        if engines not in ("text", "input_ids"):
+            message = message.replace(engines, called[engines])
+        elif message.startswith(engines):
+            message = called[engines] + message.removeprefix(engines)
+    return type(error)(message, param=called.get(param, param) or None)
 
 
 def _loads(body: bytes) -> Any:

@@ -1,0 +1,122 @@
+"""CASES, "Streaming text" and "Tokens", as they show over HTTP: what was sent is always a prefix of the final text."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.families import EOS, VOCAB, byte_ids
+from support.live import LiveServer
+
+TEXTS = ["naïve café", "日本語のテキスト", "🙂👩‍👩‍👧‍👦 e\u0301", "ab\u0301\u0302c", "a\u200db\n\n  c"]
+
+
+def forced(ids: list[int], server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the model write these tokens, one after the other, for the next requests."""
+    core = server.engine.assembled.core
+    run = core.runner.run
+
+    def run_forced(plan: Any) -> Any:
+        result = run(plan)
+        for row, got in zip(plan.rows, result.rows, strict=True):
+            seq = core.scheduler.get(row.key)
+            if row.sample is not None and seq is not None:
+                at = seq.length - seq.prompt_length
+                object.__setattr__(got, "token", ids[at] if at < len(ids) else EOS)
+        return result
+
+    monkeypatch.setattr(core.runner, "run", run_forced)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_what_was_sent_is_a_prefix_and_in_the_end_the_whole(
+    shared: LiveServer, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    forced(list(byte_ids(text)), shared, monkeypatch)
+    events = shared.events("/generate", text="a", sampling_params={"max_new_tokens": 100})
+    assert events[-1]["text"] == text and events[-1]["meta_info"]["finish_reason"]["matched"] == EOS
+    for before, after in zip(events, events[1:], strict=False):
+        assert after["text"].startswith(before["text"])
+    assert all("\ufffd" not in e["text"] for e in events)
+    chunks = shared.events("/v1/completions", model="tiny", prompt="a", max_tokens=100)
+    assert "".join(c["choices"][0]["text"] for c in chunks) == text
+    chat = shared.events("/v1/chat/completions", model="tiny", messages=[{"role": "user", "content": "a"}], max_tokens=100)
+    assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chat) == text
+
+
+def test_the_text_is_held_back_by_a_few_tokens_only(shared: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "plain words and more of them"
+    forced(list(byte_ids(text)), shared, monkeypatch)
+    for event in shared.events("/generate", text="a", sampling_params={"max_new_tokens": 100}):
+        assert len(event["output_ids"]) - len(event["text"]) <= 4
+
+
+@pytest.mark.parametrize("stop", ["XYZ", ["no", "YZ"], "Z"])
+def test_the_start_of_a_stop_string_never_leaks(shared: LiveServer, monkeypatch: pytest.MonkeyPatch, stop: Any) -> None:
+    forced(list(byte_ids("abXYcXYZdef")), shared, monkeypatch)
+    stops = [stop] if isinstance(stop, str) else stop
+    expected = min(("abXYcXYZdef".split(s)[0] for s in stops), key=len)
+    events = shared.events("/generate", text="a", sampling_params={"max_new_tokens": 100, "stop": stop})
+    assert events[-1]["text"] == expected and all(expected.startswith(e["text"]) for e in events)
+    chunks = shared.events("/v1/completions", model="tiny", prompt="a", max_tokens=100, stop=stop)
+    assert "".join(c["choices"][0]["text"] for c in chunks) == expected
+    assert [c["choices"][0]["finish_reason"] for c in chunks if c["choices"][0]["finish_reason"]] == ["stop"]
+
+
+def test_text_that_looks_like_a_stop_is_not_lost_at_the_end(shared: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    forced(list(byte_ids("abXY")), shared, monkeypatch)
+    events = shared.events("/generate", text="a", sampling_params={"max_new_tokens": 100, "stop": "XYZ"})
+    assert events[-1]["text"] == "abXY"
+    forced(list(byte_ids("ab日")[:-1]), shared, monkeypatch)
+    cut = shared.events("/generate", text="a", sampling_params={"max_new_tokens": 4})
+    assert cut[-1]["text"] == shared.ok("/generate", text="a", sampling_params={"max_new_tokens": 4})["text"]
+
+
+# --- tokens ---------------------------------------------------------------------------------------------------------------
+
+
+def test_chat_ids_are_the_templates_own(shared: LiveServer, chat_model: Path) -> None:
+    from transformers import AutoTokenizer
+
+    reference = AutoTokenizer.from_pretrained(str(chat_model))
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "héllo"}]
+    ids = reference.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
+    assert shared.ok("/tokenize", messages=messages)["tokens"] == ids
+    usage = shared.ok("/v1/chat/completions", model="tiny", messages=messages, max_tokens=1)["usage"]
+    assert usage["prompt_tokens"] == len(ids)
+
+
+def test_ids_are_taken_verbatim_and_come_back(shared: LiveServer) -> None:
+    ids = [EOS, 5, EOS, VOCAB - 1]
+    reply = shared.ok("/generate", input_ids=ids, sampling_params={"max_new_tokens": 0}, return_logprob=True, logprob_start_len=0)
+    assert [t for _, t, _ in reply["meta_info"]["input_token_logprobs"]] == ids
+    echoed = shared.ok("/v1/hidden_states", input=[ids, [1]], return_input_ids=True)
+    assert echoed["input_ids"] == [ids, [1]]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_there_and_back(shared: LiveServer, text: str) -> None:
+    answer = shared.ok("/tokenize", prompt=text)
+    assert answer["tokens"] == list(byte_ids(text)) and answer["count"] == len(answer["tokens"])
+    assert shared.ok("/detokenize", tokens=answer["tokens"])["text"] == text
+    many = shared.ok("/tokenize", prompt=[text, "a"])
+    assert many["tokens"] == [answer["tokens"], list(byte_ids("a"))]
+
+
+def test_nothing_is_truncated_in_silence(shared: LiveServer) -> None:
+    most = shared.engine.assembled.config.context_length
+    assert shared.refused("/v1/embeddings", model="tiny", input="a" * (most + 1))["code"] == "prompt_too_long"
+    assert shared.ok("/v1/embeddings", model="tiny", input="a" * most)["usage"]["prompt_tokens"] == most
+
+
+def test_threads_share_the_tokenizer(shared: LiveServer) -> None:
+    def ask(i: int) -> bool:
+        text = f"{i} " * (i + 1)
+        ids = shared.ok("/tokenize", prompt=text)["tokens"]
+        return bool(ids == list(byte_ids(text)) and shared.ok("/detokenize", tokens=ids)["text"] == text)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(ask, range(100)))
