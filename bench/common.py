@@ -19,11 +19,13 @@ import torch
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": {
         "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
-        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096, "rope_theta": 1e6, "tie_word_embeddings": True,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096,
+        "rope_theta": 1e6, "tie_word_embeddings": True,
     },
     "tiny": {
         "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 4096, "rope_theta": 1e6, "tie_word_embeddings": True,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 4096,
+        "rope_theta": 1e6, "tie_word_embeddings": True,
     },
 }  # fmt: skip
 

@@ -54,7 +54,9 @@ def main() -> None:
     options = {"skip_tokenizer_init": True, "dtype": "bfloat16", "max_total_tokens": 16384, "return_hidden_states_mode": "full"}
     weights = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
     rate = memory_rate()
-    print(f"weights {weights / 1e9:.2f} GB, memory reads {rate:.1f} GB/s: floor {weights / rate / 1e6:.1f} ms per step at batch 1")
+    print(
+        f"weights {weights / 1e9:.2f} GB, memory reads {rate:.1f} GB/s: floor {weights / rate / 1e6:.1f} ms per step at batch 1"
+    )
     with wh.Engine(str(folder), **options) as engine:
         for batch in args.batches:
             prompts = common.distinct_prompts(batch, vocab, args.tokens, args.tokens, seed=batch)
@@ -68,7 +70,9 @@ def main() -> None:
             times = common.alternate(sides, args.rounds)
             rates = {name: batch * args.tokens / statistics.median(t) for name, t in times.items()}
             line = " | ".join(f"{name} {r:,.1f} tok/s" for name, r in rates.items())
-            cost = " | ".join(f"{w} over off {common.ratio(times, f'wellhead {w}', 'wellhead off'):.3f}" for w in ("last", "full"))
+            cost = " | ".join(
+                f"{w} over off {common.ratio(times, f'wellhead {w}', 'wellhead off'):.3f}" for w in ("last", "full")
+            )
             against = f" | ratio {common.ratio(times, 'transformers', 'wellhead off'):.2f}" if hf is not None else ""
             print(f"batch {batch:3} | {line} | {cost}{against}", flush=True)
 

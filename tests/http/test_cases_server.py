@@ -147,7 +147,11 @@ BAD: list[tuple[str, bytes, str]] = [
     ("/v1/chat/completions", b'{"model": "tiny", "messages": []}', "messages"),
     ("/v1/chat/completions", b'{"model": "tiny", "messages": [{"content": "a"}]}', "messages"),
     ("/v1/chat/completions", b'{"model": "tiny", "messages": [{"role": "user", "content": 3}]}', "messages"),
-    ("/v1/chat/completions", b'{"model": "tiny", "messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}', "top_logprobs"),
+    (
+        "/v1/chat/completions",
+        b'{"model": "tiny", "messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}',
+        "top_logprobs",
+    ),
     ("/generate", b'{"text": "a", "timeout": "soon"}', "timeout"),
     ("/generate", b'{"text": "a", "timeout": -3}', "timeout"),
     ("/generate", b'{"text": "a", "rid": 7}', "rid"),
@@ -174,7 +178,9 @@ def test_nonsense_is_a_400_that_names_the_field(shared: LiveServer, path: str, b
     assert ("type" in error) is path.startswith("/v1/")
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"3", b"null", b'"a"', b"\xff\xfe", b"{'text': 'a'}", b"[" * 100_000, b'{"text": NaN}'])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"3", b"null", b'"a"', b"\xff\xfe", b"{'text': 'a'}", b"[" * 100_000, b'{"text": NaN}']
+)
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize"])
 def test_what_is_not_a_json_object_is_refused(shared: LiveServer, path: str, body: bytes) -> None:
     answer = shared.http.post(path, content=body)
@@ -224,7 +230,12 @@ def test_a_key_guards_everything_but_health(live: Callable[..., LiveServer]) -> 
         for path in [*paths, "/docs", "/openapi.json", "/nowhere"]:
             if path == "/health":
                 continue
-            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}, {"Authorization": "Basic secret"}):
+            for headers in (
+                {},
+                {"Authorization": "Bearer wrong"},
+                {"Authorization": "secret"},
+                {"Authorization": "Basic secret"},
+            ):
                 for method in ("GET", "POST"):
                     answer = bare.request(method, path, headers=headers)
                     assert answer.status_code == 401, (method, path)
@@ -240,7 +251,9 @@ def test_health_turns_red_when_the_engine_dies_and_everybody_is_told(live: Calla
     def ask(stream: bool) -> None:
         body = {"text": "abc", "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}, "stream": stream}
         with httpx.stream("POST", server.url + "/generate", json=body, timeout=60) as answer:
-            answers.append((answer.status_code, list(read_events(answer)) if stream and answer.status_code == 200 else answer.read()))
+            answers.append(
+                (answer.status_code, list(read_events(answer)) if stream and answer.status_code == 200 else answer.read())
+            )
 
     def die(core: Any) -> None:
         def step() -> None:
@@ -274,7 +287,9 @@ def test_health_answers_while_a_huge_body_is_tokenised(live: Callable[..., LiveS
     result: list[int] = []
 
     def huge() -> None:
-        result.append(httpx.post(server.url + "/tokenize", json={"prompt": "a lot of words " * 2_000_000}, timeout=300).status_code)
+        result.append(
+            httpx.post(server.url + "/tokenize", json={"prompt": "a lot of words " * 2_000_000}, timeout=300).status_code
+        )
         done.set()
 
     thread = threading.Thread(target=huge)
@@ -331,7 +346,9 @@ def test_exactly_one_finish_reason_per_index_then_hidden_states_then_usage(share
     assert events[-1]["choices"] == []
 
 
-def test_a_failure_before_the_first_event_has_its_status_and_one_in_mid_stream_is_an_event(live: Callable[..., LiveServer]) -> None:
+def test_a_failure_before_the_first_event_has_its_status_and_one_in_mid_stream_is_an_event(
+    live: Callable[..., LiveServer],
+) -> None:
     server = live()
     error = server.refused("/generate", text="a", stream=True, sampling_params={"max_new_tokens": 100_000})
     assert error["code"] == "prompt_too_long"

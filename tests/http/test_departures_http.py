@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -112,8 +113,10 @@ def test_9_a_stream_carries_the_list_once_in_its_last_event(shared: LiveServer) 
     events = shared.events("/generate", text=PROMPT, sampling_params=GREEDY, return_hidden_states=True)
     assert all("hidden_states" not in e["meta_info"] for e in events[:-1])
     np.testing.assert_array_equal(rows(states(events[-1])), rows(truth(shared)))
-    for before, after in zip(events, events[1:], strict=False):
-        assert after["text"].startswith(before["text"]) and after["output_ids"][: len(before["output_ids"])] == before["output_ids"]
+    for before, after in itertools.pairwise(events):
+        assert (
+            after["text"].startswith(before["text"]) and after["output_ids"][: len(before["output_ids"])] == before["output_ids"]
+        )
     whole = shared.ok("/generate", text=PROMPT, sampling_params=GREEDY)
     assert events[-1]["text"] == whole["text"] and events[-1]["output_ids"] == whole["output_ids"]
     assert [e["meta_info"]["finish_reason"] for e in events[:-1]] == [None] * (len(events) - 1)
@@ -142,9 +145,7 @@ def test_a_batch_stream_carries_the_index(shared: LiveServer) -> None:
 
 
 def test_13_base64_carries_the_same_rows(shared: LiveServer) -> None:
-    reply = shared.ok(
-        "/generate", text=PROMPT, sampling_params=GREEDY, return_hidden_states=True, hidden_states_format="base64"
-    )
+    reply = shared.ok("/generate", text=PROMPT, sampling_params=GREEDY, return_hidden_states=True, hidden_states_format="base64")
     shown = states(reply)
     pieces = shown if isinstance(shown, list) else [shown]
     arrays = []
@@ -165,7 +166,7 @@ def test_list_and_float_name_the_default_form(shared: LiveServer) -> None:
 def test_layers_by_number(shared: LiveServer) -> None:
     reply = shared.post("/generate", text=PROMPT, sampling_params=GREEDY, return_hidden_states="last", hidden_states_layers=[-1])
     assert reply.status_code == 200
-    (name, vector), = states(reply.json()).items()
+    ((name, vector),) = states(reply.json()).items()
     assert name == "-1" and np.shape(vector) == (HIDDEN,)
 
 

@@ -82,7 +82,9 @@ def test_each_python_line_works(shared: LiveServer) -> None:
 
 def test_every_endpoint_has_a_line_of_each_kind(shared: LiveServer) -> None:
     paths = set(shared.http.get("/openapi.json").json()["paths"]) - {"/get_model_info", "/get_server_info", "/v1/models/{model}"}
-    asked = {re.sub(r"\S*?(/[^\s?]*)$", r"\1", word.removeprefix(ADDRESS)) for c in CURLS for word in c.split() if ADDRESS in word}
+    asked = {
+        re.sub(r"\S*?(/[^\s?]*)$", r"\1", word.removeprefix(ADDRESS)) for c in CURLS for word in c.split() if ADDRESS in word
+    }
     assert asked == paths
     for section in PAGE.split("\n### ")[1:]:
         assert "```sh\ncurl" in section and "```python\n" in section, section.splitlines()[0]
@@ -91,7 +93,15 @@ def test_every_endpoint_has_a_line_of_each_kind(shared: LiveServer) -> None:
 def test_every_status_and_code_is_on_the_page() -> None:
     from wellhead.frontends.http.errors import STATUS
 
-    silent = {"error", "invalid_config", "model_error", "unsupported_model", "weights_error", "tokenizer_error", "input_file_error"}
+    silent = {
+        "error",
+        "invalid_config",
+        "model_error",
+        "unsupported_model",
+        "weights_error",
+        "tokenizer_error",
+        "input_file_error",
+    }
     silent |= {"aborted", "client_gone"}  # nobody reads those
     table = PAGE.split("## Errors")[1].split("## Limits")[0]
     for code, status in STATUS.items():
@@ -112,7 +122,9 @@ def test_every_option_of_the_server_is_on_the_page_with_its_default() -> None:
         flag = f"--{field.name.replace('_', '-')}"
         row = next((line for line in limits.splitlines() if f"`{flag}`" in line and line.startswith("|")), None)
         assert row is not None, flag
-        shown = {None: "none", 64 << 20: "64 MiB"}.get(field.default, f"{field.default:g}" if isinstance(field.default, float) else str(field.default))  # type: ignore[call-overload]
+        shown = {None: "none", 64 << 20: "64 MiB"}.get(
+            field.default, f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+        )  # type: ignore[call-overload]
         assert shown in row, (flag, shown)
 
 

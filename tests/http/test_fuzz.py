@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+
 from support.live import LiveServer
 
 schemathesis = pytest.importorskip("schemathesis")
@@ -16,9 +17,7 @@ schemathesis = pytest.importorskip("schemathesis")
 
 @pytest.fixture(scope="module")
 def fuzzed(chat_model: Path) -> Iterator[LiveServer]:
-    server = LiveServer(
-        chat_model, {"request_timeout": 1.0, "max_request_tokens": 400, "max_batch_size": 8}, context_length=128
-    )
+    server = LiveServer(chat_model, {"request_timeout": 1.0, "max_request_tokens": 400, "max_batch_size": 8}, context_length=128)
     yield server
     server.check_all_given_back()
     assert server.http.get("/health").status_code == 200
@@ -37,7 +36,8 @@ def api(fuzzed: LiveServer) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("route", "mode"), [(route, mode) for route in ROUTES for mode in ("positive", "negative") if mode == "positive" or "POST" in route]
+    ("route", "mode"),
+    [(route, mode) for route in ROUTES for mode in ("positive", "negative") if mode == "positive" or "POST" in route],
 )
 def test_no_5xx_but_503(fuzzed: LiveServer, api: Any, route: str, mode: str) -> None:
     method, path = route.split()

@@ -134,7 +134,8 @@ def test_large_answers_are_chunked_and_have_their_length_where_it_is_known(live:
         ({"input": "a", "dtype": "float64"}, "dtype"), ({"input": "a", "layers": []}, "layers"),
         ({"input": "a", "layers": [99]}, "layers"), ({"input": "a", "max_new_tokens": -1}, "max_new_tokens"),
         ({"input": "a", "sampling_params": {"n": 2}}, "sampling_params"), ({"input": "a", "text": "b"}, "text"),
-        ({"input": "a", "sampling_params": {"temperature": -1}}, "sampling_params.temperature"), ({"input": "a", "model": "other"}, "model"),
+        ({"input": "a", "sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
+        ({"input": "a", "model": "other"}, "model"),
         ({"input": "a", "return_input_ids": 1}, "return_input_ids"),
     ],
 )  # fmt: skip

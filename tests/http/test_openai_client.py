@@ -41,7 +41,11 @@ def test_completion_is_the_native_text_with_its_usage(shared: LiveServer, client
     same = native(shared, return_hidden_states="last")
     choice = done.choices[0]
     assert choice.text == same["text"] and choice.finish_reason == "length" and choice.index == 0
-    assert done.usage is not None and (done.usage.prompt_tokens, done.usage.completion_tokens, done.usage.total_tokens) == (5, 5, 10)
+    assert done.usage is not None and (done.usage.prompt_tokens, done.usage.completion_tokens, done.usage.total_tokens) == (
+        5,
+        5,
+        10,
+    )
     assert choice.model_extra is not None and choice.model_extra["hidden_states"] == same["meta_info"]["hidden_states"]
 
 
@@ -94,7 +98,9 @@ def test_stop_cuts_the_text(shared: LiveServer, client: openai.OpenAI) -> None:
     stop = plain[-1]
     done = client.completions.create(prompt="hello", stop=[stop], extra_body=IGNORE_EOS, **{**GREEDY, "max_tokens": 20})
     assert done.choices[0].text == text[: text.index(stop)] and done.choices[0].finish_reason == "stop"
-    pieces = client.completions.create(prompt="hello", stop=stop, stream=True, extra_body=IGNORE_EOS, **{**GREEDY, "max_tokens": 20})
+    pieces = client.completions.create(
+        prompt="hello", stop=stop, stream=True, extra_body=IGNORE_EOS, **{**GREEDY, "max_tokens": 20}
+    )
     assert "".join(c.choices[0].text for c in pieces) == done.choices[0].text
 
 
@@ -135,7 +141,9 @@ def test_chat_prompt_is_the_models_own_template(shared: LiveServer, client: open
     assert done.usage is not None and done.usage.prompt_tokens == len(prompt)
     assert (choice.model_extra or {})["hidden_states"] == same["meta_info"]["hidden_states"]
     parts: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
-    assert client.chat.completions.create(messages=parts, extra_body=IGNORE_EOS, **GREEDY).choices[0].message.content == same["text"]
+    assert (
+        client.chat.completions.create(messages=parts, extra_body=IGNORE_EOS, **GREEDY).choices[0].message.content == same["text"]
+    )
 
 
 def test_streamed_chat_adds_up_and_ends_with_its_rows(shared: LiveServer, client: openai.OpenAI) -> None:
@@ -143,7 +151,9 @@ def test_streamed_chat_adds_up_and_ends_with_its_rows(shared: LiveServer, client
     chunks = list(client.chat.completions.create(messages=CHAT, stream=True, extra_body={**IGNORE_EOS, **ROWS}, **GREEDY))
     assert "".join(c.choices[0].delta.content or "" for c in chunks) == whole.choices[0].message.content
     assert chunks[0].choices[0].delta.role == "assistant"
-    assert (chunks[-1].choices[0].delta.model_extra or {})["hidden_states"] == (whole.choices[0].model_extra or {})["hidden_states"]
+    assert (chunks[-1].choices[0].delta.model_extra or {})["hidden_states"] == (whole.choices[0].model_extra or {})[
+        "hidden_states"
+    ]
     assert [c.choices[0].finish_reason for c in chunks if c.choices[0].finish_reason] == ["length"]
 
 

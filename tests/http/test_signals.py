@@ -25,7 +25,17 @@ def start(chat_model: Path) -> Iterator[Start]:
     made: list[subprocess.Popen[str]] = []
 
     def run(*flags: str) -> tuple[subprocess.Popen[str], str, str]:
-        command = [sys.executable, "-m", "wellhead.frontends.cli", "serve", "--model-path", str(chat_model), "--port", "0", *flags]
+        command = [
+            sys.executable,
+            "-m",
+            "wellhead.frontends.cli",
+            "serve",
+            "--model-path",
+            str(chat_model),
+            "--port",
+            "0",
+            *flags,
+        ]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
         made.append(process)
         assert process.stdout is not None
@@ -73,7 +83,8 @@ def test_an_idle_server_ends_at_once(start: Start) -> None:
 
 
 @pytest.mark.parametrize("flags", [
-    ("--return-hidden-states-mode", "all"), ("--tp-size", "2"), ("--speculative-algorithm", "EAGLE"), ("--enable-torch-compile",), ("--log-level", "loud"),
+    ("--return-hidden-states-mode", "all"), ("--tp-size", "2"), ("--speculative-algorithm", "EAGLE"), ("--enable-torch-compile",),
+    ("--log-level", "loud"),
     ("--no-such-flag",), ("--max-body-bytes", "0"), ("--port", "99999"),
 ])  # fmt: skip
 def test_bad_flags_are_refused_with_status_two(chat_model: Path, flags: tuple[str, ...]) -> None:
@@ -85,7 +96,16 @@ def test_bad_flags_are_refused_with_status_two(chat_model: Path, flags: tuple[st
 
 def test_a_port_that_is_taken(start: Start, chat_model: Path) -> None:
     _, _, url = start("--max-total-tokens", "2048")
-    command = [sys.executable, "-m", "wellhead.frontends.cli", "serve", "--model-path", str(chat_model), "--port", url.split(":")[-1]]
+    command = [
+        sys.executable,
+        "-m",
+        "wellhead.frontends.cli",
+        "serve",
+        "--model-path",
+        str(chat_model),
+        "--port",
+        url.split(":")[-1],
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2 and "cannot listen" in done.stderr
 

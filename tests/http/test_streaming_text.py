@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def test_what_was_sent_is_a_prefix_and_in_the_end_the_whole(
     forced(list(byte_ids(text)), shared, monkeypatch)
     events = shared.events("/generate", text="a", sampling_params={"max_new_tokens": 100})
     assert events[-1]["text"] == text and events[-1]["meta_info"]["finish_reason"]["matched"] == EOS
-    for before, after in zip(events, events[1:], strict=False):
+    for before, after in itertools.pairwise(events):
         assert after["text"].startswith(before["text"])
     assert all("\ufffd" not in e["text"] for e in events)
     chunks = shared.events("/v1/completions", model="tiny", prompt="a", max_tokens=100)

@@ -51,7 +51,9 @@ def works(server: LiveServer, count: int = 1) -> Callable[[], bool]:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_away_is_aborted_within_a_step(live: Callable[..., LiveServer], path: str, stream: bool) -> None:
     server = live()
-    body: dict[str, Any] = {"text": "abc", "sampling_params": LONG} if path == "/generate" else {"prompt": "abc", "max_tokens": 500}
+    body: dict[str, Any] = (
+        {"text": "abc", "sampling_params": LONG} if path == "/generate" else {"prompt": "abc", "max_tokens": 500}
+    )
     body |= {"stream": stream} | ({} if path == "/generate" else {"ignore_eos": True})
     core = server.engine.assembled.core
     steps: list[int] = []
@@ -150,8 +152,12 @@ def test_many_at_once_each_get_their_own(shared: LiveServer) -> None:
 
 def test_metrics_tell_what_happened(live: Callable[..., LiveServer]) -> None:
     server = live()
-    server.ok("/generate", text="abcdefgh" * 8, sampling_params={"max_new_tokens": 3, "ignore_eos": True}, return_hidden_states="last")
-    server.ok("/generate", text="abcdefgh" * 8, sampling_params={"max_new_tokens": 3, "ignore_eos": True}, return_hidden_states="last")
+    server.ok(
+        "/generate", text="abcdefgh" * 8, sampling_params={"max_new_tokens": 3, "ignore_eos": True}, return_hidden_states="last"
+    )
+    server.ok(
+        "/generate", text="abcdefgh" * 8, sampling_params={"max_new_tokens": 3, "ignore_eos": True}, return_hidden_states="last"
+    )
     server.refused("/generate", text="")
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -254,7 +260,18 @@ class Guest:
         self.http = httpx.Client(base_url=server.url, timeout=120)
 
     def run(self, count: int) -> Counter[str]:
-        kinds = [self.vector, self.rows, self.text, self.chat, self.stream, self.embed, self.binary, self.bad, self.leave, self.aborted]
+        kinds = [
+            self.vector,
+            self.rows,
+            self.text,
+            self.chat,
+            self.stream,
+            self.embed,
+            self.binary,
+            self.bad,
+            self.leave,
+            self.aborted,
+        ]
         for _ in range(count):
             kind = self.rng.choice(kinds)
             kind()

@@ -123,9 +123,7 @@ class PlainOps:
                 continue
             pages = packing.page_table[s, : -(-total // kv.page_size)].long()
             # Cutting at `total` keeps slots that were never written out of the sums altogether.
-            keys, values = (
-                kv.data[pages, layer, half].transpose(0, 1).flatten(1, 2)[:, :total].unsqueeze(0) for half in (0, 1)
-            )
+            keys, values = (kv.data[pages, layer, half].transpose(0, 1).flatten(1, 2)[:, :total].unsqueeze(0) for half in (0, 1))
             queries = q[first:last].transpose(0, 1).unsqueeze(0)
             mask = _mask(last - first, total, window, q.device)
             mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
