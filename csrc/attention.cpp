@@ -4,9 +4,9 @@
 // ordered by its position alone. A row takes part only in pages of which it sees at least one key.
 #include "kernels.h"
 #include "numbers.h"
+#include "team.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -37,7 +37,7 @@ std::vector<Item> plan(const Sequences& all, int64_t kv_heads, int64_t group, in
   std::vector<int64_t> order(all.count);
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return all.lens[a] > all.lens[b]; });
-  const int64_t shares = std::max<int64_t>(1, 4 * at::get_num_threads() / std::max<int64_t>(1, all.count));
+  const int64_t shares = std::max<int64_t>(1, 4 * team_size() / std::max<int64_t>(1, all.count));
   const int64_t streamed = std::max<int64_t>(1, kv_heads / shares);
   std::vector<Item> items;
   for (const int64_t s : order) {
@@ -94,12 +94,10 @@ class Attention {
 
   void run() {
     const std::vector<Item> items = plan(all_, kv_.heads, group_, positions_);
-    const int64_t workers = std::min<int64_t>(at::get_num_threads(), items.size());
-    std::atomic<size_t> next{0};
-    at::parallel_for(0, workers, 1, [&](int64_t, int64_t) {
+    share(items.size(), 1, [&](int64_t begin, int64_t end) {
       ProductScope<C> scope;
-      for (size_t i = next++; i < items.size(); i = next++) attend_item(items[i]);
-    });
+      for (int64_t i = begin; i < end; ++i) attend_item(items[i]);
+    }, true);
   }
 
  private:

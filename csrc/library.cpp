@@ -7,6 +7,9 @@
 #include <string>
 
 #include "kernels.h"
+#include "team.h"
+
+extern "C" void omp_set_num_threads(int);
 
 namespace wellhead {
 namespace {
@@ -159,7 +162,13 @@ Tensor attend_op(const Tensor& q, const Tensor& kv, bool pairs, int64_t layer, i
 
 }  // namespace
 
+// The calling thread's share of torch's own operators runs on it alone from now on; other threads are not affected.
+void lone_torch_op() { omp_set_num_threads(1); }
+
 TORCH_LIBRARY(wellhead, m) {
+  m.def("set_team_size(int size) -> ()", &set_team_size);
+  m.def("team_size() -> int", &team_size);
+  m.def("lone_torch() -> ()", &lone_torch_op);
   m.def("linear(Tensor x, Tensor w, int out, Tensor? bias) -> Tensor", &linear_op);
   m.def("linear_add_(Tensor(a!) residual, Tensor x, Tensor w, Tensor? bias) -> ()", &linear_add_op);
   m.def("glu(Tensor x, Tensor w, int out, bool silu) -> Tensor", &glu_op);

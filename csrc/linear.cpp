@@ -1,6 +1,7 @@
 // Products with packed weights, each with the step that follows it fused in.
 #include "kernels.h"
 #include "numbers.h"
+#include "team.h"
 
 #include <algorithm>
 
@@ -15,7 +16,7 @@ void multiply(const C* x, int64_t rows, const Weight& w, const Finish& finish) {
   const int64_t chunks = (rows + kRows - 1) / kRows;
   const int64_t step = chunks == 0 ? 0 : (rows + chunks - 1) / chunks;
   // Row chunks run innermost: a panel of weights is read from memory once and then from the core's own cache.
-  at::parallel_for(0, w.blocks * chunks, 1, [&](int64_t begin, int64_t end) {
+  share(w.blocks * chunks, 1, [&](int64_t begin, int64_t end) {
     ProductScope<C> scope;
     alignas(64) float tile[kRows * kCols];
     int64_t widened = -1;

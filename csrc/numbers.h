@@ -4,7 +4,6 @@
 // reads: BFloat16 where the processor multiplies it, else float, to which panels are widened in scratch.
 #pragma once
 
-#include <ATen/Parallel.h>
 #include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
 #include <ATen/native/CPUBlas.h>

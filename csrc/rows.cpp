@@ -1,6 +1,7 @@
 // Everything that works on one row at a time: embedding, norms, rope and the writing of keys and values.
 #include "kernels.h"
 #include "numbers.h"
+#include "team.h"
 
 #include <algorithm>
 #include <cmath>
@@ -127,7 +128,7 @@ void embed(const int64_t* ids, int64_t count, const Weight& w, float scale, floa
   by_type(w.type, w.pairs, [&](auto s, auto c) {
     using S = decltype(s);
     constexpr bool pairs = kPairs<decltype(c)>;
-    at::parallel_for(0, count, 4, [&](int64_t begin, int64_t end) {
+    share(count, 4, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         const S* block = static_cast<const S*>(w.data) + ids[t] / kCols * w.in * kCols;
         const int64_t column = ids[t] % kCols;
@@ -143,14 +144,14 @@ void embed(const int64_t* ids, int64_t count, const Weight& w, float scale, floa
 void norm(const float* x, int64_t rows, int64_t size, const float* weight, float eps, c10::ScalarType type, void* out) {
   by_type(type, false, [&](auto s, auto) {
     using S = decltype(s);
-    at::parallel_for(0, rows, grain(size), [&](int64_t begin, int64_t end) {
+    share(rows, grain(size), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) norm_row(x + r * size, size, weight, eps, static_cast<S*>(out) + r * size);
     });
   });
 }
 
 void norm_add(const float* x, int64_t rows, int64_t size, const float* weight, float eps, float* residual) {
-  at::parallel_for(0, rows, grain(size), [&](int64_t begin, int64_t end) {
+  share(rows, grain(size), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const Vec inverse(inverse_rms(x + r * size, size, eps));
       map(residual + r * size, size, [&](const Vec& t, const Vec& v, const Vec& w) { return t + v * inverse * w; },
@@ -163,7 +164,7 @@ void rope_store(const float* qkv, int64_t tokens, int64_t heads, const int64_t* 
                 const Pages& kv, void* q) {
   by_type(kv.type, kv.pairs, [&](auto s, auto c) {
     using S = decltype(s);
-    at::parallel_for(0, tokens, grain((heads + 2 * kv.heads) * kv.dim), [&](int64_t begin, int64_t end) {
+    share(tokens, grain((heads + 2 * kv.heads) * kv.dim), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; t += kTogether) {
         rope_store_tokens<S, kPairs<decltype(c)>>(qkv, t, std::min(t + kTogether, end), heads, positions, slots, rope, kv,
                                                   static_cast<S*>(q));

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -362,6 +363,7 @@ def test_a_failure_before_the_first_event_has_its_status_and_one_in_mid_stream_i
             count[0] += 1
             if count[0] > 5:
                 raise RuntimeError("the model broke")
+            time.sleep(0.05)  # slower than the way of the first event to the client
             return run(plan)
 
         core.runner.run = run_some

@@ -31,6 +31,7 @@ class NativeOps:
         if dtype not in SUPPORTED:
             raise InvalidConfig(f"dtype {dtype} is not one of float32, bfloat16, float16", param="dtype")
         build.load()
+        torch.ops.wellhead.set_team_size(torch.get_num_threads())
         self.dtype = dtype
         kernels = torch.ops.wellhead
         self._linear = kernels.linear.default
@@ -59,6 +60,10 @@ class NativeOps:
             return str(error).splitlines()[0]
         right = torch.allclose(out, x.float() @ weight.float().t(), rtol=1e-2, atol=1e-2)
         return None if right else "a small product came out wrong"
+
+    def prepare_thread(self) -> None:
+        """From now on torch's own operators run on this thread alone, so that its threads do not stand in the kernels' way."""
+        torch.ops.wellhead.lone_torch()
 
     def pack(self, *weights: torch.Tensor) -> Packed:
         """Stack ``[out_i, in]`` weights of the model's dtype into blocks; raises InvalidConfig on other shapes or dtypes."""

@@ -80,6 +80,10 @@ class Ops(Protocol):
     dtype: torch.dtype
     device: torch.device
 
+    def prepare_thread(self) -> None:
+        """Called once on each thread that runs steps, before its first."""
+        ...
+
     def pack(self, *weights: torch.Tensor) -> Packed:
         """Pack weights ``[out_i, in]`` of one input into one, stacked along ``out`` in the order given."""
         ...

@@ -32,6 +32,9 @@ class PlainOps:
         self._why = why
         self._wide = self.device.type == "cuda" and dtype != torch.float32
 
+    def prepare_thread(self) -> None:
+        """Nothing to prepare: torch's own threads do the work."""
+
     def pack(self, *weights: torch.Tensor) -> Packed:
         """Stack ``[out_i, in]`` weights of the model's dtype; raises InvalidConfig on other shapes or dtypes."""
         check_weights(weights, self.dtype)

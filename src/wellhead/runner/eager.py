@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ class EagerRunner:
         self._config = config
         spec, ops = decoder.spec, decoder.ops
         self._device = ops.device
+        self._thread: int | None = None
         self.kv: KVPages = ops.new_kv(
             pages=config.pages, page_size=config.page_size, layers=spec.layers, kv_heads=spec.kv_heads, head_dim=spec.head_dim
         )
@@ -41,6 +43,9 @@ class EagerRunner:
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
         """One step. Rows are matched to sequences by absolute position; see ``step``."""
+        if self._thread != threading.get_ident():
+            self._thread = threading.get_ident()
+            self.decoder.ops.prepare_thread()
         if plan.mode > self._config.ceiling:
             raise InternalError(f"a batch of mode {plan.mode.word} reached a runner whose ceiling is {self._config.ceiling.word}")
         for source, target in plan.copies:
