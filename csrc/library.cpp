@@ -169,20 +169,30 @@ TORCH_LIBRARY(wellhead, m) {
   m.def("set_team_size(int size) -> ()", &set_team_size);
   m.def("team_size() -> int", &team_size);
   m.def("lone_torch() -> ()", &lone_torch_op);
-  m.def("linear(Tensor x, Tensor w, int out, Tensor? bias) -> Tensor", &linear_op);
-  m.def("linear_add_(Tensor(a!) residual, Tensor x, Tensor w, Tensor? bias) -> ()", &linear_add_op);
-  m.def("glu(Tensor x, Tensor w, int out, bool silu) -> Tensor", &glu_op);
-  m.def("embed(Tensor ids, Tensor w, int out, float scale) -> Tensor", &embed_op);
-  m.def("norm(Tensor x, Tensor w, float eps, ScalarType type) -> Tensor", &norm_op);
-  m.def("norm_add_(Tensor(a!) residual, Tensor x, Tensor w, float eps) -> ()", &norm_add_op);
+  m.def("linear(Tensor x, Tensor w, int out, Tensor? bias) -> Tensor");
+  m.def("linear_add_(Tensor(a!) residual, Tensor x, Tensor w, Tensor? bias) -> ()");
+  m.def("glu(Tensor x, Tensor w, int out, bool silu) -> Tensor");
+  m.def("embed(Tensor ids, Tensor w, int out, float scale) -> Tensor");
+  m.def("norm(Tensor x, Tensor w, float eps, ScalarType type) -> Tensor");
+  m.def("norm_add_(Tensor(a!) residual, Tensor x, Tensor w, float eps) -> ()");
   m.def(
       "rope_store(Tensor qkv, Tensor(a!) kv, bool pairs, int layer, int page_size, int heads, Tensor positions, Tensor slots, "
-      "Tensor? cos_sin, Tensor? q_norm, Tensor? k_norm, float eps) -> Tensor",
-      &rope_store_op);
+      "Tensor? cos_sin, Tensor? q_norm, Tensor? k_norm, float eps) -> Tensor");
   m.def(
       "attend(Tensor q, Tensor kv, bool pairs, int layer, int page_size, Tensor starts, Tensor kv_lens, Tensor page_table, "
-      "float scale, int window) -> Tensor",
-      &attend_op);
+      "float scale, int window) -> Tensor");
+}
+
+// For the CPU alone, so that tracers can have implementations of their own.
+TORCH_LIBRARY_IMPL(wellhead, CPU, m) {
+  m.impl("linear", &linear_op);
+  m.impl("linear_add_", &linear_add_op);
+  m.impl("glu", &glu_op);
+  m.impl("embed", &embed_op);
+  m.impl("norm", &norm_op);
+  m.impl("norm_add_", &norm_add_op);
+  m.impl("rope_store", &rope_store_op);
+  m.impl("attend", &attend_op);
 }
 
 }  // namespace wellhead

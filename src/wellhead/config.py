@@ -11,6 +11,12 @@ from wellhead.types import DTYPES, CaptureMode, DType
 
 SchedulePolicy = Literal["fcfs", "lpm"]
 PAGE_SIZES = (16, 32, 64, 128)
+SWITCHES = (
+    *("skip_tokenizer_init", "enable_return_hidden_states", "disable_radix_cache"),
+    *("enable_torch_compile", "disable_cuda_graph"),
+)
+#: The longest sequence that a decode graph on a GPU can see; longer ones decode without a graph.
+GRAPH_CONTEXT = 8192
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +46,12 @@ class EngineConfig:
     schedule_policy             ``fcfs`` or ``lpm`` (longest prefix first)
     disable_radix_cache         forget every prefix
     random_seed                 from which requests without a ``sampling_seed`` get theirs
+    enable_torch_compile        on the CPU: run steps as compiled graphs (a GPU has CUDA graphs without being asked)
+    disable_cuda_graph          on a GPU: run every step operator by operator
+    cuda_graph_max_bs           sequences in the largest decode graph, CPU graphs included; default: the running limit, at
+                                most 64
+    piecewise_cuda_graph_max_tokens  tokens in the largest prefill graph, CPU graphs included; 0: none; default: 512 on a
+                                GPU, 0 on the CPU
     native_kernels              ``None``: compiled kernels where they can be had; True: or fail; False: torch operators
     =========================== =====================================================================================
     """
@@ -63,6 +75,10 @@ class EngineConfig:
     schedule_policy: str = "fcfs"
     disable_radix_cache: bool = False
     random_seed: int = 0
+    enable_torch_compile: bool = False
+    disable_cuda_graph: bool = False
+    cuda_graph_max_bs: int | None = None
+    piecewise_cuda_graph_max_tokens: int | None = None
     native_kernels: bool | None = None
 
     @classmethod
@@ -80,7 +96,7 @@ class EngineConfig:
         _check_str(self, "model_path")
         if not self.model_path:
             raise InvalidConfig("model_path is empty", param="model_path")
-        for name in ("skip_tokenizer_init", "enable_return_hidden_states", "disable_radix_cache"):
+        for name in SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidConfig(f"{name} must be true or false, not {getattr(self, name)!r}", param=name)
         if self.dtype not in ("auto", *DTYPES):
@@ -93,9 +109,12 @@ class EngineConfig:
             raise InvalidConfig(f"page_size must be one of {PAGE_SIZES}, not {self.page_size!r}", param="page_size")
         for name, low in (("max_running_requests", 1), ("max_queued_requests", 1), ("random_seed", 0)):
             _check_int(self, name, low)
-        for name in ("context_length", "max_total_tokens"):
+        for name, low in (
+            *(("context_length", 1), ("max_total_tokens", 1)),
+            *(("cuda_graph_max_bs", 1), ("piecewise_cuda_graph_max_tokens", 0)),
+        ):
             if getattr(self, name) is not None:
-                _check_int(self, name, 1)
+                _check_int(self, name, low)
         if self.chunked_prefill_size is not None and self.chunked_prefill_size != -1:
             _check_int(self, "chunked_prefill_size", 1)
         if isinstance(self.mem_fraction_static, bool) or not isinstance(self.mem_fraction_static, (int, float)):
@@ -137,6 +156,7 @@ class EngineConfig:
         chunk = self.chunked_prefill_size
         if chunk is None:
             chunk = 512 if device == "cpu" else 4096
+        decode_graphs, prefill_graphs = self.graph_sizes(device, chunk)
         affordable = int(free_bytes * self.mem_fraction_static) // max(1, bytes_per_token)
         tokens = self.max_total_tokens or min(affordable, max(32768, context))
         pages = tokens // self.page_size
@@ -168,7 +188,32 @@ class EngineConfig:
             policy="lpm" if self.schedule_policy == "lpm" else "fcfs",
             prefix_cache=not self.disable_radix_cache,
             random_seed=self.random_seed,
+            decode_graphs=decode_graphs,
+            prefill_graphs=prefill_graphs,
+            graph_context=GRAPH_CONTEXT if device == "cuda" else context,
         )
+
+    def graph_sizes(self, device: str, chunk: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Batch sizes of decode graphs, and token counts of prefill graphs; raises ``InvalidConfig`` for contradictions."""
+        if self.enable_torch_compile and (device == "cuda" or self.disable_cuda_graph):
+            why = "disable_cuda_graph" if self.disable_cuda_graph else "device cuda, where CUDA graphs do its work"
+            raise InvalidConfig(f"enable_torch_compile contradicts {why}", param="enable_torch_compile")
+        on = self.enable_torch_compile if device == "cpu" else not self.disable_cuda_graph
+        sizes = {
+            "cuda_graph_max_bs": self.cuda_graph_max_bs,
+            "piecewise_cuda_graph_max_tokens": self.piecewise_cuda_graph_max_tokens,
+        }
+        for name, size in sizes.items():
+            if size and not on:
+                need = "needs enable_torch_compile on the CPU" if device == "cpu" else "contradicts disable_cuda_graph"
+                raise InvalidConfig(f"{name} {size} {need}", param=name)
+        if not on:
+            return (), ()
+        batch = self.cuda_graph_max_bs or min(64, self.max_running_requests)
+        tokens = self.piecewise_cuda_graph_max_tokens
+        if tokens is None:
+            tokens = min(512, chunk) if device == "cuda" else 0
+        return _buckets(1, batch), _buckets(64, tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +236,9 @@ class Resolved:
     policy: SchedulePolicy
     prefix_cache: bool
     random_seed: int
+    decode_graphs: tuple[int, ...] = ()
+    prefill_graphs: tuple[int, ...] = ()
+    graph_context: int = GRAPH_CONTEXT
 
     @property
     def max_total_tokens(self) -> int:
@@ -200,6 +248,15 @@ class Resolved:
     def rows_in_pages(self) -> bool:
         """Are hidden rows kept beside the KV, so that they survive a prefix hit?"""
         return self.ceiling is CaptureMode.FULL
+
+
+def _buckets(first: int, largest: int) -> tuple[int, ...]:
+    """``first``, doubled up to ``largest``, which is the last; none if there is nothing to hold."""
+    sizes = []
+    while first < largest:
+        sizes.append(first)
+        first *= 2
+    return (*sizes, largest) if largest else ()
 
 
 def resolve_layers(layers: tuple[int, ...], count: int, param: str) -> tuple[int, ...]:

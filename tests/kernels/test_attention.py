@@ -95,3 +95,21 @@ def test_pages_outside_are_refused(ops: NativeOps) -> None:
     for bad in tables:
         with pytest.raises(IndexError, match="sequence 0"):
             ops.attend(q, kv, 0, Packing(good.positions, good.starts, good.kv_lens, bad, good.slots), scale=1.0, window=None)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_single_tokens_all_at_once_by_masks(dtype: torch.dtype, window: int | None) -> None:
+    """The form that stands in CUDA graphs, on the CPU: as one sequence after the other, with poison in unwritten slots."""
+    plain, case = PlainOps(dtype), Heads(LENS, heads=4, kv_heads=2, dim=32, window=window)
+    kv, table = case.new_kv(plain)
+    steps = [*case.whole(), [(s, n - 1, 1) for s, n in enumerate(LENS)]]
+    for step in steps:
+        packing = case.packing(table, step)
+        qkv = torch.cat([case.qkv[s][first : first + n] for s, first, n in step])
+        q = plain.rope_store(qkv, kv, 1, packing, heads=4, cos_sin=case.cos_sin, q_norm=case.q_norm, k_norm=case.k_norm, eps=1e-6)
+    options = {"scale": case.scale, "window": window}
+    got, want = (attend(q, kv, 1, packing, **options) for attend in (plain.attend_ones, plain.attend))
+    assert got.isfinite().all()
+    unit = {torch.float32: 1e-6, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}[dtype]
+    torch.testing.assert_close(got, want, rtol=2 * unit, atol=unit)

@@ -23,6 +23,7 @@ from wellhead.models.weights import open_weights
 from wellhead.requests.normalize import Limits
 from wellhead.requests.text import TextStreams
 from wellhead.requests.tokenizer import Tokenizer
+from wellhead.runner.capture import Compiled, CudaGraph
 from wellhead.runner.eager import EagerRunner
 from wellhead.types import DTYPES, DType
 
@@ -63,6 +64,7 @@ class Assembled:
             "chunked_prefill_size": config.chunk,
             "schedule_policy": config.policy,
             "disable_radix_cache": not config.prefix_cache,
+            "graphs": {"decode": list(config.decode_graphs), "prefill": list(config.prefill_graphs)},
             "kernels": self.ops.describe(),
             "batch_invariant": self.ops.batch_invariant,
             "start_seconds": self.timings,
@@ -94,6 +96,9 @@ def assemble(options: EngineConfig) -> Assembled:
     texts = TextStreams(tokenizer) if tokenizer is not None else None
     core = Core(config, runner, spec.hidden_size, spec.eos_token_ids, texts)
     clock.lap("pages")
+    if config.decode_graphs or config.prefill_graphs:
+        runner.capture_graphs(Compiled() if device.type == "cpu" else CudaGraph())
+        clock.lap("graphs")
     limits = Limits(config, spec.vocab_size, tokenizer is not None)
     return Assembled(core, config, spec, ops, tokenizer, limits, clock.laps)
 

@@ -27,6 +27,10 @@ ENGINE_FLAGS: dict[str, dict[str, Any]] = {
     "--schedule-policy": {"choices": ["fcfs", "lpm"]},
     "--disable-radix-cache": {"action": "store_true", "help": "keep no prefixes"},
     "--random-seed": {"type": int},
+    "--enable-torch-compile": {"action": "store_true", "help": "CPU: run decode steps as compiled graphs"},
+    "--disable-cuda-graph": {"action": "store_true", "help": "GPU: run every step operator by operator"},
+    "--cuda-graph-max-bs": {"type": int, "help": "sequences in the largest decode graph"},
+    "--piecewise-cuda-graph-max-tokens": {"type": int, "help": "tokens in the largest prefill graph; 0: none"},
     "--native-kernels": {"action": argparse.BooleanOptionalAction, "help": "require, or do without, the compiled kernels"},
 }
 

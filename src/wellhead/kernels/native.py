@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from wellhead.errors import InvalidConfig
-from wellhead.kernels import build
+from wellhead.kernels import build, fakes
 from wellhead.kernels.ops import Activation, KVPages, Packed, Packing
 from wellhead.kernels.plain import SUPPORTED, check_glu, check_weights
 
@@ -31,6 +31,7 @@ class NativeOps:
         if dtype not in SUPPORTED:
             raise InvalidConfig(f"dtype {dtype} is not one of float32, bfloat16, float16", param="dtype")
         build.load()
+        fakes.register()
         torch.ops.wellhead.set_team_size(torch.get_num_threads())
         self.dtype = dtype
         kernels = torch.ops.wellhead

@@ -70,6 +70,7 @@ class Packing:
     kv_lens: torch.Tensor  # int32 [S], tokens with keys after this step's writes
     page_table: torch.Tensor  # int32 [S, longest], -1 beyond a sequence's pages
     slots: torch.Tensor  # int64 [T], page * B + position % B
+    decode: bool = False  # every sequence has exactly one token
 
 
 class Ops(Protocol):

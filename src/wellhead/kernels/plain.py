@@ -118,6 +118,8 @@ class PlainOps:
         self, q: torch.Tensor, kv: KVPages, layer: int, packing: Packing, *, scale: float, window: int | None
     ) -> torch.Tensor:
         """One sequence after another: gather its written slots, then torch's attention. -> ``[T, Q * D]``."""
+        if packing.decode and self.device.type == "cuda":
+            return self.attend_ones(q, kv, layer, packing, scale=scale, window=window)
         out = torch.empty_like(q)
         starts, lens = packing.starts.tolist(), packing.kv_lens.tolist()
         for s, total in enumerate(lens):
@@ -132,6 +134,28 @@ class PlainOps:
             mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
             out[first:last] = mixed.squeeze(0).transpose(0, 1)
         return out.flatten(1)
+
+    def attend_ones(
+        self, q: torch.Tensor, kv: KVPages, layer: int, packing: Packing, *, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """``attend`` where every sequence has one token: all at once, by masks, without a look at any number.
+
+        So it can stand in a CUDA graph, whose page tables change under it. It reads as many pages of each sequence as the
+        table is wide.
+        """
+        sequences, dim = q.shape[0], kv.head_dim
+        pages = packing.page_table.clamp(min=0).long()
+        keys, values = (kv.data[pages, layer, half].transpose(1, 2).reshape(sequences, kv.kv_heads, -1, dim) for half in (0, 1))
+        at = torch.arange(keys.shape[2], device=q.device)
+        seen = at < packing.kv_lens[:, None]
+        if window is not None:
+            seen &= at >= packing.kv_lens[:, None] - window
+        # Slots that were never written may hold NaN, which no mask of scores keeps out.
+        keys, values = (half.masked_fill(~seen[:, None, :, None], 0.0) for half in (keys, values))
+        mixed = F.scaled_dot_product_attention(
+            q.unsqueeze(2), keys, values, attn_mask=seen[:, None, None], scale=scale, enable_gqa=True
+        )
+        return mixed.reshape(sequences, -1)
 
     def copy_page(self, kv: KVPages, source: int, target: int) -> None:
         """Copy one page of all layers."""

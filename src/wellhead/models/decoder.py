@@ -105,36 +105,51 @@ class Decoder:
 
     # --- running ------------------------------------------------------------------------------------------------
 
-    def forward(self, ids: torch.Tensor, packing: Packing, kv: KVPages, tap: Tap, out: torch.Tensor | None) -> torch.Tensor:
+    def final_rows(self, ids: torch.Tensor, packing: Packing, kv: KVPages, tap: Tap, out: torch.Tensor | None) -> torch.Tensor:
         """Run the packed tokens ``ids`` (int64 ``[T]``) through all blocks, writing their keys and values.
 
         ``out`` (int64 ``[k]``, ``None`` for all): the tokens whose final row is needed; the last block does no more
-        than these ask for. Returns the residual after the last block, float32 ``[k, H]``, before the final norm.
+        than these ask for. Returns their final rows ``[k, H]`` in the model's dtype: Hugging Face's ``hidden_states[-1]``.
         """
-        x = self.ops.embed(ids, self._embedding, self.spec.embed_scale)
-        shown = tap.layers
-        last = len(self.blocks) - 1
-        for i, block in enumerate(self.blocks):
-            if i in shown:
-                tap.take(i, x)
-            x = self._run_block(block, i, x, packing, kv, out if i == last else None)
-        return x
+        x = self.embed(ids)
+        shown, last = tap.layers, len(self.blocks) - 1
+        for layer in range(last + 1):
+            if layer in shown:
+                tap.take(layer, x)
+            mixed = self.attention(layer, self.before_attention(layer, x, packing, kv), packing, kv)
+            if layer < last:
+                self.after_attention_(layer, x, mixed)
+        return self.finish(x, mixed, out)
 
-    def _run_block(
-        self, b: Block, layer: int, x: torch.Tensor, packing: Packing, kv: KVPages, out: torch.Tensor | None
-    ) -> torch.Tensor:
-        spec, ops = self.spec, self.ops
+    def finish(self, x: torch.Tensor, mixed: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        """From the last attention to the final rows, for the tokens ``out`` alone; ``x`` may change."""
+        if out is not None:
+            x, mixed = x.index_select(0, out), mixed.index_select(0, out)
+        self.after_attention_(len(self.blocks) - 1, x, mixed)
+        return self.ops.norm(x, self._final_norm, self.spec.norm_eps)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Token ids, int64 ``[T]`` -> the residual stream at its start, float32 ``[T, H]``."""
+        return self.ops.embed(ids, self._embedding, self.spec.embed_scale)
+
+    def before_attention(self, layer: int, x: torch.Tensor, packing: Packing, kv: KVPages) -> torch.Tensor:
+        """The first part of a block: store keys and values; the queries ``[T, Q, D]``. Row by row; ``x`` stays as it is."""
+        b, spec, ops = self.blocks[layer], self.spec, self.ops
         qkv = ops.linear(ops.norm(x, b.attn_norm, spec.norm_eps), b.qkv, b.qkv_bias)
-        q = ops.rope_store(
+        return ops.rope_store(
             qkv, kv, layer, packing,
             heads=spec.heads, cos_sin=b.rope, q_norm=b.q_norm, k_norm=b.k_norm, eps=spec.norm_eps,
         )  # fmt: skip
-        mixed = ops.attend(q, kv, layer, packing, scale=spec.attn_scale, window=b.window)
-        if out is not None:
-            x, mixed = x.index_select(0, out), mixed.index_select(0, out)
+
+    def attention(self, layer: int, q: torch.Tensor, packing: Packing, kv: KVPages) -> torch.Tensor:
+        """Queries ``[T, Q, D]`` -> ``[T, Q * D]``: the one part of a block in which rows meet."""
+        return self.ops.attend(q, kv, layer, packing, scale=self.spec.attn_scale, window=self.blocks[layer].window)
+
+    def after_attention_(self, layer: int, x: torch.Tensor, mixed: torch.Tensor) -> None:
+        """The rest of a block, row by row: ``x`` becomes the residual stream behind it, in place."""
+        b, spec, ops = self.blocks[layer], self.spec, self.ops
         self._add(x, mixed, b.o, b.o_bias, b.attn_post_norm)
         self._add(x, self._gated(ops.norm(x, b.mlp_norm, spec.norm_eps), b), b.down, b.down_bias, b.mlp_post_norm)
-        return x
 
     def _gated(self, h: torch.Tensor, b: Block) -> torch.Tensor:
         if b.gate_up_bias is None:
@@ -150,10 +165,6 @@ class Decoder:
             self.ops.linear_add_(x, h, weight, bias)
         else:
             self.ops.norm_add_(x, self.ops.linear(h, weight, bias), post_norm, self.spec.norm_eps)
-
-    def final_norm(self, x: torch.Tensor) -> torch.Tensor:
-        """Residual ``[k, H]`` float32 -> final rows ``[k, H]`` in the model's dtype: Hugging Face's ``hidden_states[-1]``."""
-        return self.ops.norm(x, self._final_norm, self.spec.norm_eps)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """Final rows ``[k, H]`` -> logits, float32 ``[k, vocab_size]``."""

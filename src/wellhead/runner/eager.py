@@ -16,9 +16,11 @@ from wellhead.errors import InternalError
 from wellhead.kernels.ops import KVPages
 from wellhead.models.decoder import Decoder
 from wellhead.runner import inputs as packer
+from wellhead.runner.capture import Capture
+from wellhead.runner.graph import GraphPlan, GraphRunner
 from wellhead.runner.sampler import draw, token_logprobs
 from wellhead.step import Plan, RowResult, StepResult
-from wellhead.types import Logprobs, LogprobSpec
+from wellhead.types import CaptureMode, Logprobs, LogprobSpec
 
 #: Rows that pass the LM head at once; bounds the memory that logits take (a vocabulary of 262,144: 64 MiB).
 HEAD_ROWS = 64
@@ -33,12 +35,28 @@ class EagerRunner:
         spec, ops = decoder.spec, decoder.ops
         self._device = ops.device
         self._thread: int | None = None
+        spare = 1 if config.decode_graphs or config.prefill_graphs else 0  # a page for rows that fill up a graph's bucket
         self.kv: KVPages = ops.new_kv(
-            pages=config.pages, page_size=config.page_size, layers=spec.layers, kv_heads=spec.kv_heads, head_dim=spec.head_dim
+            pages=config.pages + spare,
+            page_size=config.page_size,
+            layers=spec.layers,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
         )
+        self.graphs: GraphRunner | None = None
         self.rows: RowStore | None = None
         if config.rows_in_pages:
             self.rows = RowStore(config.pages, config.page_size, config.capture_layers, spec.hidden_size, self.kv.data)
+
+    @torch.inference_mode()
+    def capture_graphs(self, capture: Capture) -> None:
+        """Capture what the configuration asks for, once, at the ceiling; steps use the graphs from then on."""
+        if self.graphs is not None:
+            raise InternalError("graphs are captured once")
+        config = self._config
+        width = -(-min(config.context_length, config.graph_context) // config.page_size)
+        plan = GraphPlan(config.decode_graphs, config.prefill_graphs, config.ceiling, config.capture_layers, width, config.pages)
+        self.graphs = GraphRunner(self.decoder, self.kv, plan, capture)
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
@@ -58,7 +76,7 @@ class EagerRunner:
         wanted = frozenset(layer for row in plan.rows if row.kept for layer in row.layers)
         index = packer.concat(kept)
         tap = StepTap(wanted, self._put(index), self.decoder.ops.dtype, self.rows, batch.packing.slots)
-        final = self._forward(batch, tap, index, packer.concat(heads)) if batch.tokens else None
+        final = self._forward(batch, plan.mode, tap, index, packer.concat(heads)) if batch.tokens else None
         hidden = self._hand_over(plan, tap, [len(k) for k in kept])
         produced = sum(row.kept for row in plan.rows) if wanted else 0
         judged = self._judge(plan, final, [len(h) for h in heads])
@@ -69,7 +87,7 @@ class EagerRunner:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
 
     def _forward(
-        self, batch: packer.Inputs, tap: StepTap, kept: NDArray[np.int64], heads: NDArray[np.int64]
+        self, batch: packer.Inputs, mode: CaptureMode, tap: StepTap, kept: NDArray[np.int64], heads: NDArray[np.int64]
     ) -> torch.Tensor | None:
         """Run the model; leaves rows in the tap and returns the final rows of the tokens at ``heads``."""
         last = self.decoder.spec.layers
@@ -78,10 +96,13 @@ class EagerRunner:
             need = np.arange(batch.tokens)
         else:
             need = np.unique(np.concatenate([heads, kept] if shown else [heads]))
-        x = self.decoder.forward(batch.ids, batch.packing, self.kv, tap, None if len(need) == batch.tokens else self._put(need))
+        out = None if len(need) == batch.tokens else self._put(need)
+        if self.graphs is not None:
+            final = self.graphs.forward(batch, mode, tap, out)
+        else:
+            final = self.decoder.final_rows(batch.ids, batch.packing, self.kv, tap, out)
         if not len(need):
             return None
-        final = self.decoder.final_norm(x)
         if shown:
             tap.take_at(last, final, self._put(np.searchsorted(need, kept)))
         return final.index_select(0, self._put(np.searchsorted(need, heads))) if len(heads) else None

@@ -21,6 +21,11 @@ class Inputs:
     first: NDArray[np.int64]
     tokens: int
 
+    @property
+    def decode(self) -> bool:
+        """One token per sequence, all of them."""
+        return self.packing.decode
+
 
 def slots_of(row: PlanRow, start: int, end: int, page_size: int) -> NDArray[np.int64]:
     """Where positions ``start .. end - 1`` of a sequence lie: page * page_size + offset."""
@@ -55,6 +60,7 @@ def build(plan: Plan, page_size: int, device: torch.device) -> Inputs:
         kv_lens=put(np.array([row.end for row in active], np.int32)),
         page_table=put(table),
         slots=put(concat([slots_of(row, row.start, row.end, page_size) for row in active])),
+        decode=bool((counts == 1).all()),
     )
     return Inputs(put(concat([row.tokens.astype(np.int64) for row in active])), packing, first, int(starts[-1]))
 
