@@ -161,7 +161,7 @@ def test_no_token_wanted_means_no_head_and_no_draw(mode: str, family: Family, mo
     assert reply.to_dict()["meta_info"]["finish_reason"] == {"type": "length", "length": 0}
     check_shape(reply, direct.hidden_size)
     if mode != "off":
-        monkeypatch.setattr(decoder, "forward", lambda *args: pytest.fail("a cached prompt was computed"))
+        monkeypatch.setattr(decoder, "final_rows", lambda *args: pytest.fail("a cached prompt was computed"))
         same(direct.run([payload])[0], reply)
 
 
@@ -169,13 +169,14 @@ def test_only_the_rows_that_need_it_pass_the_final_norm(family: Family, monkeypa
     """With the ceiling at last nothing is kept beside the pages, so one row per request is all that is normed."""
     direct = Direct(family("llama"), return_hidden_states_mode="last")
     decoder, counts = direct.runner.inner.decoder, list[int]()
-    norm = decoder.final_norm
+    finish = decoder.finish
 
-    def counted(x: Any) -> Any:
-        counts.append(len(x))
-        return norm(x)
+    def counted(*args: Any) -> Any:
+        final = finish(*args)
+        counts.append(len(final))
+        return final
 
-    monkeypatch.setattr(decoder, "final_norm", counted)
+    monkeypatch.setattr(decoder, "finish", counted)
     direct.run([{"input_ids": prompt(30 + i), "sampling_params": {"max_new_tokens": 0}, **MODES["last"]} for i in range(4)])
     assert counts == [4]
 
