@@ -147,3 +147,25 @@ def test_greedy_is_the_largest_and_its_logprob_is_at_temperature_one() -> None:
     assert drawn.token == int(logits().argmax())
     assert drawn.logprobs is not None
     assert drawn.logprobs.values[0] == pytest.approx(float(torch.log_softmax(logits(), -1).max()))
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e-37, 1e-40, 1e-45, 5e-324])
+def test_the_colder_the_surer(temperature: float) -> None:
+    for shift in (0.0, -1e4, 3e38):
+        row = logits() * (1 if shift < 1e30 else 0) + shift
+        row[7] = row.max() + 1 if shift < 1e30 else row.max() * 1.1
+        (drawn,) = draw(row[None].clone(), [spec(temperature=temperature, top_p=0.9)])
+        assert drawn.token == 7
+        assert drawn.logprobs is not None and drawn.logprobs.values[0] == 0.0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_no_token_is_left_none_is_drawn(temperature: float) -> None:
+    """Everything banned, or pushed beyond float32: whatever came out would be made up."""
+    broken = [
+        spec(temperature=temperature, banned=tuple(range(VOCAB))),
+        spec(temperature=temperature, logit_bias=((5, 1e39),)),
+        spec(temperature=temperature, repetition_penalty=1e-45, prompt=[int(logits().argmax())]),
+    ]
+    drawn = draw(torch.stack([logits()] * 4), [*broken, spec(temperature=temperature)])
+    assert [(d.finite, d.token >= 0) for d in drawn] == [(False, False)] * 3 + [(True, True)]

@@ -167,6 +167,15 @@ BAD: list[tuple[str, bytes, str]] = [
     ("/tokenize", b'{"prompt": 3}', "prompt"),
     ("/tokenize", b'{"prompt": "\\ud800"}', "prompt"),
     ("/abort_request", b"{}", "rid"),
+    ("/generate", b'{"text": "a", "rid": "\\ud800"}', "rid"),
+    ("/generate", b'{"text": "a", "rid": "\\ud800", "stream": true}', "rid"),
+    ("/generate", b'{"text": "a", "sampling_params": {"stop": ["\\ud800"]}}', "sampling_params"),
+    ("/generate", b'{"text": "a", "sampling_params": {"\\ud800": 1}}', "sampling_params"),
+    ("/v1/completions", b'{"prompt": "a", "stream": true, "stream_options": {"\\ud800": 1}}', "stream_options"),
+    ("/generate", b'{"text": "a", "sampling_params": {"logit_bias": {"' + b"1" * 5000 + b'": 1}}}', "sampling_params.logit_bias"),
+    ("/tokenize", b'{"messages": [{"content": "no role"}]}', "messages"),
+    ("/tokenize", b'{"messages": [{"role": "user", "content": "a"}], "add_special_tokens": true}', "add_special_tokens"),
+    ("/tokenize", b'{"prompt": "a", "add_generation_prompt": true}', "add_generation_prompt"),
 ]  # fmt: skip
 
 
@@ -177,6 +186,20 @@ def test_nonsense_is_a_400_that_names_the_field(shared: LiveServer, path: str, b
     error = answer.json()["error"]
     assert error["param"] == param, error
     assert ("type" in error) is path.startswith("/v1/")
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/hidden_states", "/tokenize"])
+def test_a_field_whose_name_is_no_text_is_a_400_and_the_connection_lives(shared: LiveServer, path: str) -> None:
+    answer = shared.http.post(path, content=b'{"\\ud800": 1}')
+    assert answer.status_code == 400 and answer.json()["error"]["param"] is None
+    assert "surrogate" in answer.json()["error"]["message"]
+
+
+def test_numbers_that_no_float_holds_are_a_400(shared: LiveServer) -> None:
+    digits = b"9" * 400
+    for field in (b'"timeout": ' + digits, b'"sampling_params": {"logit_bias": {"5": ' + digits + b"}}"):
+        answer = shared.http.post("/generate", content=b'{"text": "\\u0061", ' + field + b"}")
+        assert answer.status_code == 400, answer.text
 
 
 @pytest.mark.parametrize(

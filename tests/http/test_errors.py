@@ -51,4 +51,6 @@ def test_a_path_or_method_that_is_not_served(shared: LiveServer) -> None:
     assert shared.http.get("/nowhere").json()["error"]["code"] == "not_found"
     answer = shared.http.get("/generate")
     assert (answer.status_code, answer.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert answer.headers["allow"] == "POST"
+    assert "//health" in shared.http.get(f"{shared.url}//health").json()["error"]["message"]
     assert "type" in shared.http.get("/v1/nowhere").json()["error"]

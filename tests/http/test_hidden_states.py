@@ -106,6 +106,12 @@ def test_base64_inside_json_and_the_ids_that_were_used(shared: LiveServer) -> No
     assert ask(shared, NPY, 400, input="a", hidden_states_format="base64").json()["error"]["param"] == "hidden_states_format"
 
 
+def test_several_accept_lines_are_one_list(shared: LiveServer) -> None:
+    lines = [("accept", "text/html"), ("accept", "application/x-npy;q=0.9, */*;q=0.1")]
+    answer = shared.http.post("/v1/hidden_states", json={"input": "a"}, headers=lines)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/x-npy")
+
+
 def test_an_accept_that_we_cannot_meet_is_406(shared: LiveServer) -> None:
     error = ask(shared, "text/html, application/x-parquet", 406, input="a").json()["error"]
     assert error["code"] == "not_acceptable" and SAFETENSORS in error["message"]

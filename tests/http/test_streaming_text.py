@@ -88,6 +88,8 @@ def test_chat_ids_are_the_templates_own(shared: LiveServer, chat_model: Path) ->
     assert shared.ok("/tokenize", messages=messages)["tokens"] == ids
     usage = shared.ok("/v1/chat/completions", model="tiny", messages=messages, max_tokens=1)["usage"]
     assert usage["prompt_tokens"] == len(ids)
+    parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
+    assert shared.ok("/tokenize", messages=parts)["tokens"] == ids
 
 
 def test_ids_are_taken_verbatim_and_come_back(shared: LiveServer) -> None:

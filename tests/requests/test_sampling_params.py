@@ -51,6 +51,7 @@ BAD: list[tuple[str, Any]] = [
     ("stop_token_ids", 5), ("stop_token_ids", [100]), ("stop_token_ids", [-1]), ("stop_token_ids", ["5"]), ("ignore_eos", 1),
     ("logit_bias", {"100": 1}), ("logit_bias", {"x": 1}), ("logit_bias", {"1.5": 1}), ("logit_bias", {1.5: 1}),
     ("logit_bias", {True: 1}), ("logit_bias", {"1": "2"}), ("logit_bias", {"1": NAN}), ("logit_bias", [1]),
+    ("logit_bias", {"1" * 5000: 1}), ("logit_bias", {"1": 10**400}), ("temperature", 10**400),
     ("sampling_seed", -1), ("sampling_seed", 2**63), ("sampling_seed", 1.5), ("best_of", 2), ("Temperature", 1),
 ]  # fmt: skip
 

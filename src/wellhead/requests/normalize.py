@@ -5,7 +5,6 @@ Payloads are dicts with SGLang's field names (``/generate`` and ``Engine.generat
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from wellhead.errors import (
     TokenOutOfRange,
     UnsupportedField,
 )
-from wellhead.requests.sampling import normalize_sampling
+from wellhead.requests.sampling import is_finite_number, normalize_sampling
 from wellhead.types import CaptureMode, CaptureSpec, LogprobSpec, Pooling, Request, SamplingParams
 
 #: Fields of SGLang's request that this engine does not serve. Refused when they ask for something.
@@ -384,7 +383,7 @@ def _timeout(payload: Mapping[str, Any]) -> float | None:
     value = payload.get("timeout")
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+    if not is_finite_number(value) or value <= 0:
         raise InvalidRequest(f"timeout must be a positive number of seconds, not {value!r}", param="timeout")
     return float(value)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ NOT_SERVED = ("json_schema", "regex", "ebnf", "structural_tag", "custom_params",
 MAX_SAMPLES = 128
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
+MAX_DIGITS = 20  # of a token id as text: Python refuses to read thousands
 
 #: name -> (lowest, highest, may it equal the lowest). From SGLang's checks.
 RANGES: dict[str, tuple[float, float, bool]] = {
@@ -83,7 +85,7 @@ def _one(name: str, v: Any, limits: Limits) -> Any:
 
 def _number(name: str, v: Any) -> float:
     low, high, closed = RANGES[name]
-    if isinstance(v, bool) or not isinstance(v, (int, float)) or not math.isfinite(v):
+    if not is_finite_number(v):
         raise _bad(name, "a finite number", v)
     if not (low <= v if closed else low < v) or v > high:
         raise _bad(
@@ -130,14 +132,14 @@ def _logit_bias(v: Any, limits: Limits) -> tuple[tuple[int, float], ...]:
         raise _bad("logit_bias", "an object from token ids to numbers", v)
     pairs = []
     for key, bias in v.items():
-        if not (_is_int(key) or (isinstance(key, str) and key.isascii() and key.isdigit())):
+        if not (_is_int(key) or (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < MAX_DIGITS)):
             raise _bad("logit_bias", "an object from token ids to numbers", v)
         token = int(key)
         if not 0 <= token < limits.vocab_size:
             raise TokenOutOfRange(
                 f"sampling_params.logit_bias: {token} is outside [0, {limits.vocab_size})", param="sampling_params.logit_bias"
             )
-        if isinstance(bias, bool) or not isinstance(bias, (int, float)) or not math.isfinite(bias):
+        if not is_finite_number(bias):
             raise _bad("logit_bias", "made of finite numbers", v)
         pairs.append((token, float(bias)))
     return tuple(pairs)
@@ -153,6 +155,11 @@ def _check_together(params: SamplingParams, limits: Limits) -> None:
         raise InvalidRequest("n > 1 samples need max_new_tokens of at least 1", param="sampling_params.n")
     if (params.stop or params.stop_regex) and not limits.has_tokenizer:
         raise InvalidRequest("stop strings need a tokenizer; this engine has none", param="sampling_params.stop")
+
+
+def is_finite_number(v: Any) -> bool:
+    """An int or a float that a float can hold. (``math.isfinite`` raises ``OverflowError`` for larger ints.)"""
+    return isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) <= sys.float_info.max
 
 
 def _is_int(v: Any) -> bool:

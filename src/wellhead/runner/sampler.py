@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +14,13 @@ from wellhead.types import Logprobs, LogprobSpec, SamplingParams
 
 #: Candidates that are sorted first; only a distribution whose top_p lies beyond them is sorted whole.
 FIRST_CANDIDATES = 1024
+#: Within these bounds float32 holds a temperature, and the largest logit divided by it, with room to spare.
+COLDEST, LARGEST = 1e-30, 1e38
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """One row's outcome; ``token`` is -1 if its logits were not finite."""
+    """One row's outcome; ``token`` is -1 if its logits were not finite, or none is left after bias, penalties and bans."""
 
     token: int
     finite: bool
@@ -33,20 +36,29 @@ def draw(logits: torch.Tensor, specs: list[SampleSpec]) -> list[Drawn]:
     broken = (~torch.isfinite(logits)).any(dim=-1).tolist()
     for i, spec in enumerate(specs):
         adjust_(logits[i], spec)
-    best = logits.argmax(dim=-1).tolist()
+    most, best = (found.tolist() for found in logits.max(dim=-1))
     drawn = []
     for i, spec in enumerate(specs):
-        if broken[i]:
+        if broken[i] or not math.isfinite(most[i]):
             drawn.append(Drawn(-1, False, None))
             continue
         params = spec.params
-        row = logits[i] if params.temperature in (0.0, 1.0) else logits[i] / params.temperature
+        row = tempered(logits[i], most[i], params.temperature)
         token = best[i] if params.greedy else sample(row, params, uniform(spec.seed, spec.position))
         logprobs = None
         if spec.logprobs is not None:
             logprobs = token_logprobs(torch.log_softmax(row, dim=-1)[None], np.array([token]), spec.logprobs)
         drawn.append(Drawn(token, True, logprobs))
     return drawn
+
+
+def tempered(row: torch.Tensor, most: float, temperature: float) -> torch.Tensor:
+    """Logits at a temperature (0: as they are). ``most``: the largest of them."""
+    if temperature in (0.0, 1.0):
+        return row
+    if temperature >= COLDEST and abs(most) < temperature * LARGEST:
+        return row / temperature
+    return torch.where(row == most, 0.0, -torch.inf)  # the quotients are beyond float32: only the best has a chance
 
 
 def adjust_(row: torch.Tensor, spec: SampleSpec) -> None:

@@ -16,6 +16,7 @@ from wellhead.core.engine import Core
 from wellhead.encoding import json
 from wellhead.errors import EngineClosed, InvalidRequest, WellheadError
 from wellhead.frontends.http.errors import CacheBusy, NotFound
+from wellhead.frontends.http.openai_fields import plain_messages
 from wellhead.frontends.http.service import Payload, Running, Service, Wish, parse
 from wellhead.metrics.http import CONTENT_TYPE, COUNTERS, EngineSnapshot
 
@@ -209,10 +210,14 @@ def _tokenize(service: Service, body: bytes) -> dict[str, Any]:
     if len(given) != 1:
         raise InvalidRequest("give exactly one of prompt, text and messages", param="prompt")
     (name,) = given
+    stranger = "add_special_tokens" if name == "messages" else "add_generation_prompt"
+    if payload.get(stranger):
+        raise InvalidRequest(f"{stranger} does not go with {name}", param=stranger)
     special, opening = flag(payload, "add_special_tokens", True), flag(payload, "add_generation_prompt", True)
     most = service.engine.assembled.config.context_length
     if name == "messages":
-        ids = tokenizer.encode_chat(payload["messages"], add_generation_prompt=opening)
+        with naming("messages"):
+            ids = tokenizer.encode_chat(plain_messages(payload["messages"]), add_generation_prompt=opening)
         return {"tokens": ids, "count": len(ids), "max_model_len": most}
     texts = payload[name]
     with naming(name):

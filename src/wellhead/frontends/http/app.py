@@ -113,11 +113,13 @@ class Application:
 async def _http_error(http: HttpRequest, error: Exception) -> Response:
     """What the router itself refuses."""
     status = error.status_code if isinstance(error, HTTPException) else 500
-    path = http.url.path
+    path = http.scope["path"]
     if status == 404:
         return error_response(NotFound(f"there is no {path} here; see /docs"), path)
     if status == 405:
-        return error_response(MethodNotAllowed(f"{path} does not take {http.method}"), path)
+        refusal = error_response(MethodNotAllowed(f"{path} does not take {http.method}"), path)
+        refusal.headers.update(getattr(error, "headers", None) or {})  # Allow
+        return refusal
     return error_response(InvalidRequest(str(getattr(error, "detail", error))), path)
 
 

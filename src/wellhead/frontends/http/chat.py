@@ -18,7 +18,7 @@ from wellhead.frontends.http.completions import gather, shown_states
 from wellhead.frontends.http.errors import openai_body
 from wellhead.frontends.http.native import Show, by_request, is_light
 from wellhead.frontends.http.openai_choice import Choice, chat_logprobs, usage_of
-from wellhead.frontends.http.openai_fields import CALLED, flag, split, wants_usage, whole
+from wellhead.frontends.http.openai_fields import CALLED, flag, plain_messages, split, wants_usage, whole
 from wellhead.frontends.http.respond import answer, event_stream, off_loop, owned
 from wellhead.frontends.http.service import Payload, Running, Service, Wish
 from wellhead.types import Logprobs
@@ -87,30 +87,6 @@ def top_logprobs(payload: Payload) -> int | None:
     if top:
         raise InvalidRequest("top_logprobs needs logprobs", param="top_logprobs")
     return None
-
-
-def plain_messages(messages: Any) -> list[dict[str, Any]]:
-    """Messages whose content, if it comes in parts, is one text: parts are joined by line ends."""
-    if not isinstance(messages, list) or not messages:
-        raise InvalidRequest("messages must be a list of at least one message", param="messages")
-    plain = []
-    for i, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise InvalidRequest(f"messages[{i}] must be an object with a role", param="messages")
-        content = message.get("content")
-        if isinstance(content, list):
-            content = "\n".join(_part(part, i) for part in content)
-        elif content is not None and not isinstance(content, str):
-            raise InvalidRequest(f"messages[{i}].content must be a string or a list of text parts", param="messages")
-        plain.append({**message, "content": content})
-    return plain
-
-
-def _part(part: Any, i: int) -> str:
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        text: str = part["text"]
-        return text
-    raise InvalidRequest(f"messages[{i}].content: only parts of type text are served", param="messages")
 
 
 def template_variables(value: Any) -> dict[str, Any]:

@@ -129,7 +129,7 @@ def _count(value: Any) -> int:
 
 async def hidden_states(service: Service, http: HttpRequest) -> Response:
     """Rows of one or several prompts, as JSON, safetensors, npy or an Arrow stream."""
-    accept = http.headers.get("accept")
+    accept = ", ".join(http.headers.getlist("accept"))  # several lines are one list
     form = choose(accept)
     if form is None:
         raise NotAcceptable(f"nothing that is served is in Accept: {accept!r:.200}; there are {', '.join(FORMATS)}")

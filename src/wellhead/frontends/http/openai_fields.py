@@ -136,3 +136,27 @@ def wants_usage(payload: Payload) -> bool:
         if name != "include_usage":
             raise UnsupportedField(f"stream_options.{name} is not served by this engine", param=f"stream_options.{name}")
     return flag({k: v for k, v in options.items() if v is not None}, "include_usage")
+
+
+def plain_messages(messages: Any) -> list[dict[str, Any]]:
+    """Messages whose content, if it comes in parts, is one text: parts are joined by line ends."""
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("messages must be a list of at least one message", param="messages")
+    plain = []
+    for i, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise InvalidRequest(f"messages[{i}] must be an object with a role", param="messages")
+        content = message.get("content")
+        if isinstance(content, list):
+            content = "\n".join(_part(part, i) for part in content)
+        elif content is not None and not isinstance(content, str):
+            raise InvalidRequest(f"messages[{i}].content must be a string or a list of text parts", param="messages")
+        plain.append({**message, "content": content})
+    return plain
+
+
+def _part(part: Any, i: int) -> str:
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        text: str = part["text"]
+        return text
+    raise InvalidRequest(f"messages[{i}].content: only parts of type text are served", param="messages")

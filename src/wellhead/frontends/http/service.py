@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import json as stdlib_json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -245,6 +245,8 @@ def parse(body: bytes) -> Payload:
     """A JSON object, fields that are ``null`` left out: they mean "not given"."""
     try:
         value = _loads(body)
+    except InvalidRequest:
+        raise
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
@@ -268,14 +270,34 @@ def _loads(body: bytes) -> Any:
     try:
         return json.loads(body)
     except ValueError:
-        if b"\\u" not in body:
-            raise
-        # Half a surrogate pair, perhaps: then it is the field's fault, which the tokenizer will name.
-        return stdlib_json.loads(body, parse_constant=_refuse_constant)
+        if b"\\u" in body:  # half a surrogate pair, perhaps: then the fault has a name
+            refuse_surrogates(stdlib_json.loads(body))
+        raise
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+def refuse_surrogates(value: Any) -> None:
+    """Raise ``InvalidRequest``, naming the field, if there is a string that is no text: neither we nor JSON could write it."""
+    fields = value.items() if isinstance(value, dict) else [(None, value)]
+    for name, field_value in fields:
+        for text in _strings([name, field_value]):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                found = f"a lone surrogate (U+{ord(text[error.start]):04X}) at character {error.start}"
+                known = name if isinstance(name, str) and name.isascii() else None
+                raise InvalidRequest(f"{known or 'the body'} holds {found}, which is not a character", param=known) from None
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield name
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
 
 
 def with_timeout(payload: Payload, most: float | None) -> Payload:
