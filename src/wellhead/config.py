@@ -96,19 +96,25 @@ class EngineConfig:
         _check_str(self, "model_path")
         if not self.model_path:
             raise InvalidConfig("model_path is empty", param="model_path")
-        for name in SWITCHES:
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidConfig(f"{name} must be true or false, not {getattr(self, name)!r}", param=name)
+        for name in ("tokenizer_path", "served_model_name"):
+            if getattr(self, name) is not None:
+                _check_str(self, name)
+        for name in (*SWITCHES, "native_kernels"):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and not (name == "native_kernels" and value is None):
+                raise InvalidConfig(f"{name} must be true or false, not {value!r}", param=name)
         if self.dtype not in ("auto", *DTYPES):
             raise InvalidConfig(f"dtype must be auto, {', '.join(DTYPES)}, not {self.dtype!r}", param="dtype")
         if self.device not in ("auto", "cpu", "cuda"):
             raise InvalidConfig(f"device must be auto, cpu or cuda, not {self.device!r}", param="device")
         if self.schedule_policy not in get_args(SchedulePolicy):
             raise InvalidConfig(f"schedule_policy must be fcfs or lpm, not {self.schedule_policy!r}", param="schedule_policy")
-        if self.page_size not in PAGE_SIZES:
+        if type(self.page_size) is not int or self.page_size not in PAGE_SIZES:
             raise InvalidConfig(f"page_size must be one of {PAGE_SIZES}, not {self.page_size!r}", param="page_size")
         for name, low in (("max_running_requests", 1), ("max_queued_requests", 1), ("random_seed", 0)):
             _check_int(self, name, low)
+        if self.random_seed >= 2**63:
+            raise InvalidConfig(f"random_seed must be below 2**63, not {self.random_seed}", param="random_seed")
         for name, low in (
             *(("context_length", 1), ("max_total_tokens", 1)),
             *(("cuda_graph_max_bs", 1), ("piecewise_cuda_graph_max_tokens", 0)),
@@ -127,7 +133,18 @@ class EngineConfig:
             raise InvalidConfig(
                 "capture_layers is empty; use return_hidden_states_mode='off' to capture nothing", param="capture_layers"
             )
-        self.ceiling()
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Refuse what another option would make idle."""
+        if self.ceiling() is CaptureMode.NULL and self.capture_layers != (-1,):
+            raise InvalidConfig("capture_layers are given, but return_hidden_states_mode is off", param="capture_layers")
+        if self.skip_tokenizer_init and self.tokenizer_path is not None:
+            raise InvalidConfig("tokenizer_path is given, but skip_tokenizer_init says to load none", param="tokenizer_path")
+        if self.disable_radix_cache and self.schedule_policy == "lpm":
+            raise InvalidConfig(
+                "schedule_policy lpm needs the prefixes that disable_radix_cache forgets", param="schedule_policy"
+            )
 
     def ceiling(self) -> CaptureMode:
         """The ceiling that these options ask for."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -259,4 +261,54 @@ def test_a_full_queue_says_so_and_takes_nothing_of_the_batch(engine: MakeEngine)
     made = engine(max_queued_requests=2)
     with pytest.raises(Overloaded):
         made.generate(input_ids=[prompt(5, i) for i in range(9)], sampling_params=GREEDY)
+    assert made.generate(input_ids=prompt(9), sampling_params=GREEDY)["output_ids"]
+
+
+# --- leaving early ----------------------------------------------------------------------------------------------
+
+
+def test_a_stream_that_nobody_reads_is_aborted(engine: MakeEngine) -> None:
+    made = engine()
+    for read in (0, 1):
+        stream = made.generate(input_ids=[prompt(9), prompt(9, 1)], sampling_params=LONG, stream=True)
+        for _ in range(read):
+            next(stream)
+        del stream
+    wait_until_idle(made)
+    assert made.assembled.core.counters.aborted == 4
+
+
+def test_an_interrupted_call_aborts_its_requests(engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes out of the wait for the next output."""
+    made = engine()
+
+    class Interrupted(queue.SimpleQueue[Any]):
+        def get(self, *options: Any) -> Any:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("wellhead.frontends.engine.queue.SimpleQueue", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made.generate(input_ids=[prompt(9), prompt(9, 1)], sampling_params=LONG)
+    wait_until_idle(made)
+    assert made.assembled.core.counters.aborted == 2
+
+
+def test_a_child_of_fork_is_told_and_does_not_hang(engine: MakeEngine) -> None:
+    made = engine()
+
+    def ask(answers: Any) -> None:
+        try:
+            made.generate(input_ids=prompt(9), sampling_params=GREEDY)
+        except EngineClosed as error:
+            answers.put(str(error))
+        made.shutdown()
+        answers.put("closed")
+
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    child = context.Process(target=ask, args=(answers,), daemon=True)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert "fork" in answers.get() and answers.get() == "closed"
     assert made.generate(input_ids=prompt(9), sampling_params=GREEDY)["output_ids"]

@@ -135,7 +135,10 @@ def test_unknown_and_malformed_options_are_refused() -> None:
         {"return_hidden_state_mode": "full"}, {"enable_return_hidden_states": "yes"}, {"enable_return_hidden_states": 1},
         {"dtype": "int8"}, {"page_size": 48}, {"page_size": True}, {"chunked_prefill_size": 0}, {"chunked_prefill_size": -2},
         {"max_running_requests": 0}, {"mem_fraction_static": 1.5}, {"mem_fraction_static": "0.5"}, {"capture_layers": []},
-        {"capture_layers": "all"}, {"schedule_policy": "random"}, {"random_seed": -1}, {"max_total_tokens": 0}, {"device": "tpu"},
+        {"capture_layers": "all"}, {"schedule_policy": "random"}, {"random_seed": -1}, {"random_seed": 2**63},
+        {"page_size": 16.0}, {"native_kernels": "no"}, {"native_kernels": 1}, {"tokenizer_path": 5}, {"served_model_name": 5},
+        {"capture_layers": [0], "return_hidden_states_mode": "off"}, {"tokenizer_path": "a", "skip_tokenizer_init": True},
+        {"schedule_policy": "lpm", "disable_radix_cache": True}, {"max_total_tokens": 0}, {"device": "tpu"},
         {"model_path": ""}, {"model_path": None},
     ]  # fmt: skip
     for options in bad:
@@ -280,6 +283,8 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"return_logprob": True, "top_logprobs_num": VOCAB + 1}, "top_logprobs_num"),
     ({"return_logprob": True, "token_ids_logprob": [VOCAB]}, "token_ids_logprob"),
     ({"return_logprob": True, "token_ids_logprob": 3}, "token_ids_logprob"),
+    ({"return_logprob": True, "token_ids_logprob": [[1], 2], "input_ids": [[1], [2]]}, "token_ids_logprob"),
+    ({"timeout": 10**400}, "timeout"),
     ({"return_logprob": True, "token_ids_logprob": ["x"]}, "token_ids_logprob"),
     ({"stream": "yes"}, "stream"),
     ({"timeout": 0}, "timeout"),

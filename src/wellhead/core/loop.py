@@ -7,6 +7,7 @@ or is closed; whoever waits is told.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -47,6 +48,7 @@ class EngineLoop:
         self._error: WellheadError | None = None
         self._lock = threading.Lock()
         self._closing = False
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="wellhead-engine", daemon=True)
         self._thread.start()
 
@@ -80,6 +82,8 @@ class EngineLoop:
 
     def close(self, timeout: float | None = 30.0) -> None:
         """Stop after the step that runs; requests that are still there end with ``EngineClosed``. Harmless if repeated."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             if not self._closing:
                 self._closing = True
@@ -88,6 +92,9 @@ class EngineLoop:
             self._thread.join(timeout)
 
     def _post(self, message: _Submit | _Call, done: Future[Any]) -> None:
+        if os.getpid() != self._process:  # the thread stayed there, and perhaps the lock as well
+            done.set_exception(EngineClosed(f"this engine runs in process {self._process}; a child of fork cannot use it"))
+            return
         with self._lock:
             if not self._closing and self._error is None:
                 self._inbox.put(message)

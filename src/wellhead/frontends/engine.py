@@ -109,29 +109,44 @@ class Engine:
         Raises ``InvalidRequest`` before anything runs, or the error of the first request that failed.
         """
         batch = self._normalize(prompt, sampling_params, input_ids, return_hidden_states, stream, fields)
-        pieces: queue.SimpleQueue[Output] = queue.SimpleQueue()
-        self.loop.submit(batch.requests, pieces.put).result()
+        outputs = self._begin(batch)
         if stream:
-            return self._iterate(batch, pieces)
+            return self._iterate(batch, outputs)
         replies = self._replies(batch)
-        for _ in batch.requests:
-            output = pieces.get()
-            self._update(replies, output, batch)
+        for output in outputs:
+            replies[output.key].update(output)
         results = [reply.to_dict() for reply in replies.values()]
         return results[0] if batch.single else results
 
-    def _iterate(self, batch: Batch, pieces: queue.SimpleQueue[Output]) -> Iterator[dict[str, Any]]:
+    def _begin(self, batch: Batch) -> Iterator[Output]:
+        """Submit a batch; its outputs. Whoever lets go of them, at whatever point, aborts what still runs."""
+        pieces: queue.SimpleQueue[Output] = queue.SimpleQueue()
+
+        def outputs() -> Iterator[Output]:
+            open_ = {request.key for request in batch.requests}
+            try:
+                yield Output("", "")  # taken below: a generator that was never begun would not run its ``finally``
+                while open_:
+                    output = pieces.get()
+                    if output.terminal:
+                        open_.discard(output.key)
+                    yield output
+            finally:
+                self._abandon(open_)
+
+        begun = outputs()
+        next(begun)
+        self.loop.submit(batch.requests, pieces.put).result()
+        return begun
+
+    def _abandon(self, keys: set[str]) -> None:
+        for key in keys:
+            self.loop.abort(key)
+
+    def _iterate(self, batch: Batch, outputs: Iterator[Output]) -> Iterator[dict[str, Any]]:
         replies = self._replies(batch)
-        open_ = set(replies)
-        try:
-            while open_:
-                output = pieces.get()
-                yield self._event(replies, output, batch)
-                if output.terminal:
-                    open_.discard(output.key)
-        finally:
-            for key in open_:
-                self.loop.abort(key)
+        for output in outputs:
+            yield self._event(replies, output, batch)
 
     async def async_generate(
         self,
@@ -161,10 +176,10 @@ class Engine:
         def reply(output: Output) -> None:
             here.call_soon_threadsafe(pieces.put_nowait, output)
 
-        await asyncio.wrap_future(self.loop.submit(batch.requests, reply))
         replies = self._replies(batch)
         open_ = set(replies)
         try:
+            await asyncio.wrap_future(self.loop.submit(batch.requests, reply))
             while open_:
                 output = await pieces.get()
                 event = self._event(replies, output, batch)
@@ -172,8 +187,7 @@ class Engine:
                     open_.discard(output.key)
                 yield event if batch.requests[0].stream else {**event, "_key": output.key}
         finally:
-            for key in open_:
-                self.loop.abort(key)
+            self._abandon(open_)
 
     def _normalize(
         self, prompt: Any, sampling_params: Any, input_ids: Any, return_hidden_states: Any, stream: bool, fields: dict[str, Any]
@@ -200,17 +214,8 @@ class Engine:
         tokenizer = self._assembled.tokenizer
         return {r.key: Reply(r, tokenizer.token_text if tokenizer else None) for r in batch.requests}
 
-    def _update(self, replies: dict[str, Reply], output: Output, batch: Batch) -> None:
-        """Take an output; if it is an error, the rest of the batch is not wanted any more."""
-        try:
-            replies[output.key].update(output)
-        except WellheadError:
-            for request in batch.requests:
-                self.loop.abort(request.key)
-            raise
-
     def _event(self, replies: dict[str, Reply], output: Output, batch: Batch) -> dict[str, Any]:
-        self._update(replies, output, batch)
+        replies[output.key].update(output)
         event = replies[output.key].to_dict()
         if not batch.single:
             event["index"] = list(replies).index(output.key)

@@ -326,6 +326,8 @@ def _picked_ids(payload: Mapping[str, Any], count: int, single: bool) -> list[li
         return [list(value)] * count
     if len(value) != count:
         raise _wrong_length("token_ids_logprob", len(value), count)
+    if not all(v is None or isinstance(v, (list, tuple)) for v in value):
+        raise InvalidRequest("token_ids_logprob mixes token ids and lists of them", param="token_ids_logprob")
     return [list(v or ()) for v in value]
 
 
