@@ -125,19 +125,21 @@ def test_bad_rows_leave_their_neighbours_alone(model: Path, expected: dict[str, 
     bad = [
         b"{broken",
         b'{"text": ""}',
-        b'{"other": 1}',
+        b'{"text": "", "id": "e"}',
         b'{"text": "\xff"}',
-        json.dumps({"text": "y" * 600}).encode(),
+        json.dumps({"text": "y" * 600, "id": "long"}).encode(),
         b'{"text": 3}',
+        b"[" * 100_000,
+        b'{"text": "x", "id": "\\ud800"}',
     ]
     lines = [line for pair in zip(good[: len(bad)], bad, strict=True) for line in pair] + good[len(bad) :]
     (tmp_path / "in.jsonl").write_bytes(b"\n".join(lines))
-    assert extract(model, tmp_path / "in.jsonl", tmp_path / "out.parquet") == 1
+    assert extract(model, tmp_path / "in.jsonl", tmp_path / "out.parquet", "--id-column", "id") == 1
     np.testing.assert_array_equal(vectors(tmp_path / "out.parquet"), expected["last"])
     errors = [json.loads(x) for x in (tmp_path / "out.parquet.errors.jsonl").read_text().splitlines()]
     assert sorted((e["row"], e["code"]) for e in errors) == [
-        (1, "input_file_error"), (3, "empty_prompt"), (5, "input_file_error"), (7, "input_file_error"),
-        (9, "prompt_too_long"), (11, "input_file_error"),
+        (1, "input_file_error"), (3, "input_file_error"), (5, "empty_prompt"), (7, "input_file_error"),
+        (9, "prompt_too_long"), (11, "input_file_error"), (13, "input_file_error"), (15, "input_file_error"),
     ]  # fmt: skip
 
 
@@ -154,6 +156,7 @@ def test_strict_stops_and_leaves_nothing(model: Path, tmp_path: Path, capsys: py
         (("--input", "none.jsonl"), "no such file"),
         (("--output", "nowhere/out.parquet"), "no folder"),
         (("--output", "out.bin"), "cannot write"),
+        (("--output", "in.jsonl"), "input file"),
         (("--output", "out.npy"), "--strict"),
         (("--template", "no place"), "{text}"),
         (("--layers", "9"), "layer 9"),
@@ -174,6 +177,13 @@ def test_refusals_say_why(
     assert extract(model, source, tmp_path / "out.parquet", *more) == 2
     assert word in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+@pytest.mark.parametrize("column", ["--id-column", "--text-column"])
+def test_lines_have_no_columns(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], column: str) -> None:
+    (tmp_path / "in.txt").write_text("a text\n")
+    assert extract(model, tmp_path / "in.txt", tmp_path / "out.parquet", column, "key") == 2
+    assert column in capsys.readouterr().err
 
 
 def test_ten_thousand_rows_stay_in_order(model: Path, tmp_path: Path) -> None:

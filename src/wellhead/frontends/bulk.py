@@ -44,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
     _check_source(args)
     if args.template is not None and "{text}" not in args.template:
         raise InvalidConfig("--template has no {text} in it", param="template")
+    if args.output.exists() and args.input.exists() and args.output.samefile(args.input):
+        raise InvalidConfig("--output is the input file, which it would replace", param="output")
     if args.output.suffix.lower() == ".npy" and not args.strict:
         raise InvalidConfig("--output .npy has no place for failed rows; use --strict or .parquet", param="output")
     rows = read_rows(args.input, args.text_column, args.id_column)

@@ -36,6 +36,8 @@ def read_rows(path: Path, text_column: str, id_column: str | None) -> Iterator[R
     if kind in (".jsonl", ".ndjson"):
         return _jsonl(path, text_column, id_column)
     if kind == ".txt":
+        if id_column is not None or text_column != "text":
+            raise InputFileError(f"{path}: lines of a .txt have no columns (--id-column, --text-column)")
         return _lines(path)
     if kind in (".csv", ".parquet"):
         return _table(path, kind, text_column, id_column)
@@ -71,7 +73,7 @@ def _json_row(path: Path, number: int, at: int, line: str | InputFileError, text
         return _row(number, str(number), line)
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return _row(number, str(number), InputFileError(f"{path}:{at + 1}: not JSON ({error})"))
     if isinstance(record, str):
         record = {text_column: record}
@@ -80,6 +82,8 @@ def _json_row(path: Path, number: int, at: int, line: str | InputFileError, text
     if id_column is not None and id_column not in record:
         return _row(number, str(number), InputFileError(f"{path}:{at + 1}: no field {id_column!r}"))
     name = str(record[id_column]) if id_column is not None else str(number)
+    if not name.isascii() and any("\ud800" <= character <= "\udfff" for character in name):
+        return _row(number, str(number), InputFileError(f"{path}:{at + 1}: {id_column!r} holds a lone surrogate"))
     text = record[text_column]
     if not isinstance(text, str):
         return _row(number, name, InputFileError(f"{path}:{at + 1}: {text_column!r} is not a string"))
