@@ -419,6 +419,21 @@ def test_bodies_batches_and_tokens_have_limits(live: Callable[..., LiveServer]) 
     assert server.ok("/generate", text="a" * 40, sampling_params={"max_new_tokens": 3})["meta_info"]["prompt_tokens"] == 40
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [{"top_logprobs_num": 11}, {"token_ids_logprob": list(range(11))}, {"top_logprobs_num": 6, "token_ids_logprob": [1] * 5}],
+)
+def test_alternatives_have_a_limit(live: Callable[..., LiveServer], asked: dict[str, Any]) -> None:
+    """A short body could ask for the whole vocabulary at every position: gigabytes."""
+    server = live({"max_request_logprobs": 100})
+    few = {"input_ids": [1] * 9, "return_logprob": True, "sampling_params": {"max_new_tokens": 1}}
+    assert server.ok("/generate", **few, **asked)
+    assert "--max-request-logprobs" in server.refused("/generate", **few, **asked, logprob_start_len=0)["message"]
+    many = {**few, "input_ids": [[1], [2]], "sampling_params": {"max_new_tokens": 1, "n": 5}}
+    assert "--max-request-logprobs" in server.refused("/generate", **many, **asked)["message"]
+    assert server.ok("/generate", **many, top_logprobs_num=10)
+
+
 def test_a_full_queue_is_a_503_with_retry_after(live: Callable[..., LiveServer]) -> None:
     server = live({"max_batch_size": 2}, max_queued_requests=2, max_running_requests=1)
     body = {"text": "abc", "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}

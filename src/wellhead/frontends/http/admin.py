@@ -17,7 +17,8 @@ from wellhead.encoding import json
 from wellhead.errors import EngineClosed, InvalidRequest, WellheadError
 from wellhead.frontends.http.errors import CacheBusy, NotFound
 from wellhead.frontends.http.openai_fields import plain_messages
-from wellhead.frontends.http.service import Payload, Running, Service, Wish, parse
+from wellhead.frontends.http.payload import Payload, parse
+from wellhead.frontends.http.service import Running, Service, Wish
 from wellhead.metrics.http import CONTENT_TYPE, COUNTERS, EngineSnapshot
 
 #: Seconds for which the engine's numbers are good enough.
@@ -112,6 +113,7 @@ async def server_info(service: Service, http: HttpRequest) -> Response:
         "max_body_bytes": options.max_body_bytes,
         "max_batch_size": options.max_batch_size,
         "max_request_tokens": options.max_request_tokens,
+        "max_request_logprobs": options.max_request_logprobs,
         "max_connections": options.max_connections,
         "request_timeout": options.request_timeout,
     }

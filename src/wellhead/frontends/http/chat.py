@@ -19,8 +19,9 @@ from wellhead.frontends.http.errors import openai_body
 from wellhead.frontends.http.native import Show, by_request, is_light
 from wellhead.frontends.http.openai_choice import Choice, chat_logprobs, usage_of
 from wellhead.frontends.http.openai_fields import CALLED, flag, plain_messages, split, wants_usage, whole
+from wellhead.frontends.http.payload import Payload
 from wellhead.frontends.http.respond import answer, event_stream, off_loop, owned
-from wellhead.frontends.http.service import Payload, Running, Service, Wish
+from wellhead.frontends.http.service import Running, Service, Wish
 from wellhead.types import Logprobs
 
 OWN = (

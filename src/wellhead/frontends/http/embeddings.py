@@ -15,8 +15,9 @@ from wellhead.errors import InvalidRequest, RequestAborted
 from wellhead.frontends.http.admin import flag, only
 from wellhead.frontends.http.completions import prompt_fields
 from wellhead.frontends.http.openai_fields import whole
+from wellhead.frontends.http.payload import Payload
 from wellhead.frontends.http.respond import answer, off_loop, owned
-from wellhead.frontends.http.service import Payload, Running, Service, Wish
+from wellhead.frontends.http.service import Running, Service, Wish
 from wellhead.frontends.native import Reply
 
 FIELDS = ("model", "input", "encoding_format", "dimensions", "user", "pooling", "normalize", "rid", "timeout")

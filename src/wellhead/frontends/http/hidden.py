@@ -18,8 +18,9 @@ from wellhead.frontends.http.admin import flag, only
 from wellhead.frontends.http.completions import prompt_fields
 from wellhead.frontends.http.errors import NotAcceptable
 from wellhead.frontends.http.openai_fields import whole
+from wellhead.frontends.http.payload import Payload
 from wellhead.frontends.http.respond import Streamed, answer, off_loop, owned, pieces
-from wellhead.frontends.http.service import Payload, Running, Service, Wish
+from wellhead.frontends.http.service import Running, Service, Wish
 from wellhead.frontends.native import Reply
 from wellhead.types import DTYPES, DType
 

@@ -12,8 +12,9 @@ from starlette.responses import Response
 from wellhead.encoding import base64
 from wellhead.errors import InvalidRequest, WellheadError
 from wellhead.frontends.http.errors import native_body, status_of
+from wellhead.frontends.http.payload import Payload
 from wellhead.frontends.http.respond import answer, event_stream, off_loop, owned
-from wellhead.frontends.http.service import Payload, Running, Service, Wish
+from wellhead.frontends.http.service import Running, Service, Wish
 from wellhead.frontends.native import Reply
 from wellhead.types import DTYPES, DType, HiddenStates, Output, Request
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from wellhead.errors import InvalidRequest, UnsupportedField
 from wellhead.frontends.http.native import Show, take_format
-from wellhead.frontends.http.service import Payload
+from wellhead.frontends.http.payload import Payload
 
 #: OpenAI's and SGLang's name on these routes -> the engine's sampling parameter
 SAMPLING: Mapping[str, str] = MappingProxyType(

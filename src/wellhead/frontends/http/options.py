@@ -20,6 +20,7 @@ class ServerOptions:
     max_body_bytes       largest body of a request
     max_batch_size       prompts times samples in one request
     max_request_tokens   prompt and new tokens of all its sequences together in one request; ``None``: no such limit
+    max_request_logprobs log-probabilities of alternatives (``top_logprobs_num``, ``token_ids_logprob``) in one request
     max_connections      requests that are being served at once; more get 503
     request_timeout      seconds that a request may take in the engine; ``None``: no limit but the request's own
     stall_timeout        seconds that a client may take to send its body, or to take one piece of an answer
@@ -34,6 +35,7 @@ class ServerOptions:
     max_body_bytes: int = 64 << 20
     max_batch_size: int = 1024
     max_request_tokens: int | None = None
+    max_request_logprobs: int = 4_194_304
     max_connections: int = 4096
     request_timeout: float | None = None
     stall_timeout: float = 300.0
@@ -41,7 +43,7 @@ class ServerOptions:
     enable_metrics: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("max_body_bytes", "max_batch_size", "max_connections", "max_request_tokens"):
+        for name in ("max_body_bytes", "max_batch_size", "max_connections", "max_request_tokens", "max_request_logprobs"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidConfig(f"{name} must be at least 1, not {value}", param=name)
@@ -62,6 +64,7 @@ _HELP: dict[str, tuple[Any, str]] = {
     "max_body_bytes": (int, "largest body of a request (default: 64 MiB)"),
     "max_batch_size": (int, "prompts times samples in one request (default: 1024)"),
     "max_request_tokens": (int, "prompt and new tokens in one request (default: no limit)"),
+    "max_request_logprobs": (int, "log-probabilities of alternatives in one request (default: 4194304)"),
     "max_connections": (int, "requests served at once (default: 4096)"),
     "request_timeout": (float, "seconds that a request may take (default: no limit)"),
     "stall_timeout": (float, "seconds that a client may stall (default: 300)"),

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json as stdlib_json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -17,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from starlette.requests import Request as HttpRequest
 
 from wellhead.core.engine import Core
-from wellhead.encoding import json
 from wellhead.errors import EngineClosed, InvalidRequest, WellheadError
 from wellhead.frontends.http.courier import Courier, Mailbox
 from wellhead.frontends.http.errors import BodyTooLarge, BodyTooSlow, ModelNotFound
 from wellhead.frontends.http.options import ServerOptions
+from wellhead.frontends.http.payload import Payload, check_count, check_limits, in_callers_words, parse, with_timeout
 from wellhead.frontends.native import Reply
 from wellhead.metrics.http import HttpMetrics
 from wellhead.requests.normalize import Batch
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 J = TypeVar("J")
-Payload = dict[str, Any]
 
 WORKERS = 4
 #: Names that mean "the model that is served" whatever it is called.
@@ -239,93 +237,3 @@ class Running(Generic[J]):
 async def _until_gone(http: HttpRequest) -> None:
     while (await http.receive())["type"] != "http.disconnect":
         pass
-
-
-def parse(body: bytes) -> Payload:
-    """A JSON object, fields that are ``null`` left out: they mean "not given"."""
-    try:
-        value = _loads(body)
-    except InvalidRequest:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"the body must be a JSON object, not {type(value).__name__}")
-    return {name: field for name, field in value.items() if field is not None}
-
-
-def in_callers_words(error: WellheadError, called: Mapping[str, str]) -> WellheadError:
-    """An error of the engine's door, with the names that the caller used for the fields."""
-    message, param = error.message, error.param or ""
-    for engines in sorted(called, key=len, reverse=True):
-        # Names of prompts are words, too: they are exchanged only where a message begins with them.
-        if engines not in ("text", "input_ids"):
-            message = message.replace(engines, called[engines])
-        elif message.startswith(engines):
-            message = called[engines] + message.removeprefix(engines)
-    return type(error)(message, param=called.get(param, param) or None)
-
-
-def _loads(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except ValueError:
-        if b"\\u" in body:  # half a surrogate pair, perhaps: then the fault has a name
-            refuse_surrogates(stdlib_json.loads(body))
-        raise
-
-
-def refuse_surrogates(value: Any) -> None:
-    """Raise ``InvalidRequest``, naming the field, if there is a string that is no text: neither we nor JSON could write it."""
-    fields = value.items() if isinstance(value, dict) else [(None, value)]
-    for name, field_value in fields:
-        for text in _strings([name, field_value]):
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                found = f"a lone surrogate (U+{ord(text[error.start]):04X}) at character {error.start}"
-                known = name if isinstance(name, str) and name.isascii() else None
-                raise InvalidRequest(f"{known or 'the body'} holds {found}, which is not a character", param=known) from None
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            yield name
-            yield from _strings(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _strings(item)
-
-
-def with_timeout(payload: Payload, most: float | None) -> Payload:
-    """The payload with the server's own time limit, where that is the shorter one."""
-    given = payload.get("timeout")
-    if most is None or (isinstance(given, (int, float)) and not isinstance(given, bool) and given <= most):
-        return payload
-    return payload if given is not None and not isinstance(given, (int, float)) else {**payload, "timeout": most}
-
-
-def check_count(payload: Payload, options: ServerOptions) -> None:
-    """Refuse a batch that is too long before its texts are tokenised."""
-    texts, ids = payload.get("text"), payload.get("input_ids")
-    nested = isinstance(ids, list) and bool(ids) and isinstance(ids[0], list)
-    count = len(texts) if isinstance(texts, list) else len(ids) if nested and ids is not None else 1
-    if count > options.max_batch_size:
-        raise InvalidRequest(f"{count} prompts in one request; this server takes {options.max_batch_size} (--max-batch-size)")
-
-
-def check_limits(batch: Batch, options: ServerOptions) -> None:
-    """Hold a request against the server's limits."""
-    count = len(batch.requests)
-    if count > options.max_batch_size:
-        raise InvalidRequest(f"{count} sequences in one request; this server takes {options.max_batch_size} (--max-batch-size)")
-    if options.max_request_tokens is not None:
-        tokens = sum(r.prompt_tokens + r.sampling.max_new_tokens for r in batch.requests)
-        if tokens > options.max_request_tokens:
-            raise InvalidRequest(
-                f"{tokens} prompt and new tokens in one request; this server takes {options.max_request_tokens} "
-                "(--max-request-tokens)"
-            )
