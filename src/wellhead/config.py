@@ -136,9 +136,8 @@ class EngineConfig:
         self._check_together()
 
     def _check_together(self) -> None:
-        """Refuse what another option would make idle."""
-        if self.ceiling() is CaptureMode.NULL and self.capture_layers != (-1,):
-            raise InvalidConfig("capture_layers are given, but return_hidden_states_mode is off", param="capture_layers")
+        """Refuse what another option would make idle. (``capture_layers`` stay: a ceiling of ``off`` says that they do.)"""
+        self.ceiling()
         if self.skip_tokenizer_init and self.tokenizer_path is not None:
             raise InvalidConfig("tokenizer_path is given, but skip_tokenizer_init says to load none", param="tokenizer_path")
         if self.disable_radix_cache and self.schedule_policy == "lpm":

@@ -137,7 +137,7 @@ def test_unknown_and_malformed_options_are_refused() -> None:
         {"max_running_requests": 0}, {"mem_fraction_static": 1.5}, {"mem_fraction_static": "0.5"}, {"capture_layers": []},
         {"capture_layers": "all"}, {"schedule_policy": "random"}, {"random_seed": -1}, {"random_seed": 2**63},
         {"page_size": 16.0}, {"native_kernels": "no"}, {"native_kernels": 1}, {"tokenizer_path": 5}, {"served_model_name": 5},
-        {"capture_layers": [0], "return_hidden_states_mode": "off"}, {"tokenizer_path": "a", "skip_tokenizer_init": True},
+        {"tokenizer_path": "a", "skip_tokenizer_init": True},
         {"schedule_policy": "lpm", "disable_radix_cache": True}, {"max_total_tokens": 0}, {"device": "tpu"},
         {"model_path": ""}, {"model_path": None},
     ]  # fmt: skip
