@@ -17,12 +17,14 @@ PACKAGE = Path(wellhead.__file__).parent
 LINES = (
     ("frontends", "scale"),
     ("core",),
-    ("scheduler", "runner", "results", "speculative"),
+    ("scheduler", "runner", "results"),
+    ("speculative",),
     ("models", "capture", "requests", "cache"),
     ("encoding", "metrics"),
     ("kernels",),
     ("gguf_file",),
     ("config", "step"),
+    ("speculation",),
     ("types",),
     ("errors",),
 )
@@ -35,7 +37,7 @@ APART = {"client": {"client", "types", "errors", "encoding"}, "assets": {"assets
 
 NO_TORCH = (
     "types", "step", "errors", "config", "requests", "scheduler", "cache", "encoding", "client", "frontends.http",
-    "capture.sink", "results", "metrics", "gguf_file", "assets",
+    "capture.sink", "results", "metrics", "speculation", "speculative", "gguf_file", "assets",
 )  # fmt: skip
 
 

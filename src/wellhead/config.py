@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from wellhead.errors import InvalidConfig
+from wellhead.speculation import PLAIN, Speculation, SpeculativeOptions
 from wellhead.types import DTYPES, CaptureMode, DType
 
 SchedulePolicy = Literal["fcfs", "lpm"]
@@ -53,6 +54,10 @@ class EngineConfig:
     piecewise_cuda_graph_max_tokens  tokens in the largest prefill graph, CPU graphs included; 0: none; default: 512 on a
                                 GPU, 0 on the CPU
     native_kernels              ``None``: compiled kernels where they can be had; True: or fail; False: torch operators
+    speculative_...             speculative decoding, see docs/speculative.md: ``algorithm`` (``EAGLE``, ``EAGLE3``,
+                                ``STANDALONE``, ``NGRAM``), ``draft_model_path``, ``num_steps``, ``num_draft_tokens``
+                                (drafts and the token before them), ``eagle_topk`` (1), and the shortest and longest run
+                                that NGRAM looks up
     =========================== =====================================================================================
     """
 
@@ -80,6 +85,13 @@ class EngineConfig:
     cuda_graph_max_bs: int | None = None
     piecewise_cuda_graph_max_tokens: int | None = None
     native_kernels: bool | None = None
+    speculative_algorithm: str | None = None
+    speculative_draft_model_path: str | None = None
+    speculative_num_steps: int | None = None
+    speculative_num_draft_tokens: int | None = None
+    speculative_eagle_topk: int | None = None
+    speculative_ngram_min_match_window_size: int | None = None
+    speculative_ngram_max_match_window_size: int | None = None
 
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> EngineConfig:
@@ -144,6 +156,12 @@ class EngineConfig:
             raise InvalidConfig(
                 "schedule_policy lpm needs the prefixes that disable_radix_cache forgets", param="schedule_policy"
             )
+        self.speculation()
+
+    def speculation(self) -> Speculation:
+        """The speculation that these options ask for."""
+        names = [f.name for f in dataclasses.fields(SpeculativeOptions)]
+        return SpeculativeOptions(**{name: getattr(self, f"speculative_{name}") for name in names}).resolve()
 
     def ceiling(self) -> CaptureMode:
         """The ceiling that these options ask for."""
@@ -169,6 +187,12 @@ class EngineConfig:
         context = self.context_length or model_context
         if context > model_context:
             raise InvalidConfig(f"context_length {context} exceeds the model's {model_context}", param="context_length")
+        speculation = self.speculation()
+        if speculation.drafts >= context:
+            raise InvalidConfig(
+                f"speculative_num_draft_tokens {speculation.drafts + 1} exceeds the context of {context} tokens",
+                param="speculative_num_draft_tokens",
+            )
         chunk = self.chunked_prefill_size
         if chunk is None:
             chunk = 512 if device == "cpu" else 4096
@@ -207,6 +231,7 @@ class EngineConfig:
             decode_graphs=decode_graphs,
             prefill_graphs=prefill_graphs,
             graph_context=GRAPH_CONTEXT if device == "cuda" else context,
+            speculation=speculation,
         )
 
     def graph_sizes(self, device: str, chunk: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -255,6 +280,7 @@ class Resolved:
     decode_graphs: tuple[int, ...] = ()
     prefill_graphs: tuple[int, ...] = ()
     graph_context: int = GRAPH_CONTEXT
+    speculation: Speculation = PLAIN
 
     @property
     def max_total_tokens(self) -> int:

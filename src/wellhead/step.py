@@ -17,11 +17,11 @@ from wellhead.types import CaptureMode, Logprobs, LogprobSpec, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
-    """One token to be drawn from the last row of a plan row.
+    """One token to be drawn from a row.
 
     ``position``: of the token to be drawn; with ``seed`` it fixes the draw, whatever step it falls in. ``banned``:
     ids that may not be drawn yet (``min_new_tokens``). ``prompt`` and ``output`` (int32) are given when penalties ask
-    for them, empty otherwise.
+    for them, empty otherwise; ``output`` includes the drafts before ``position``.
     """
 
     params: SamplingParams
@@ -41,6 +41,13 @@ class PlanRow:
     positions ``0 .. start + q - 1``. Rows ``keep[0] .. keep[1] - 1`` are to be handed over: those below ``start`` were
     computed earlier and lie in the pages, the others are computed now. ``targets`` (int32 ``[t]``): the prompt tokens
     whose logprob is wanted now, predicted by the rows from position ``targets_from`` on.
+
+    ``samples``: what is to be drawn from the last rows. One: from the last token's row. With k more, the last k tokens are
+    drafts, of which nobody knows yet whether they stand: each row before a draft judges it (``speculative.accept``), and
+    rows of drafts that fall are not handed over, even where ``keep`` covers them.
+
+    For draft models: ``following`` is the token after the last one, or -1 if that is to be drawn or there is none;
+    ``left``: how many tokens may still be generated, this step's included, or 0 if none is drawn.
     """
 
     key: str
@@ -50,18 +57,38 @@ class PlanRow:
     mode: CaptureMode
     keep: tuple[int, int]
     layers: tuple[int, ...]
-    sample: SampleSpec | None = None
+    samples: tuple[SampleSpec, ...] = ()
     targets: NDArray[np.int32] | None = None
     targets_from: int = 0
     target_spec: LogprobSpec | None = None
+    following: int = -1
+    left: int = 0
 
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
 
     @property
-    def kept(self) -> int:
-        return self.keep[1] - self.keep[0]
+    def drafts(self) -> int:
+        """How many of the tokens, the last ones, are drafts."""
+        return max(0, len(self.samples) - 1)
+
+    @property
+    def keeps(self) -> bool:
+        """Are any rows to be handed over?"""
+        return self.keep[1] > self.keep[0]
+
+    def useful_drafts(self, tokens: int) -> int:
+        """How many drafts could count in the next step, if ``tokens`` were drawn in this one."""
+        return max(0, self.left - tokens - 1) if tokens else 0
+
+    def valid_end(self, tokens: int) -> int:
+        """The position after the last row that counts, if ``tokens`` of the drawn ones do."""
+        return self.end - self.drafts + max(0, tokens - 1)
+
+    def kept(self, tokens: int) -> int:
+        """How many rows are to be handed over, if ``tokens`` of the drawn ones count."""
+        return max(0, min(self.keep[1], self.valid_end(tokens)) - self.keep[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,24 +112,28 @@ class Plan:
 class RowResult:
     """What came of one plan row.
 
-    ``token``: the drawn id, or -1 if none was asked for. ``finite``: False if this row's logits had a NaN or infinity.
-    ``hidden``: layer -> rows ``[kept, H]`` in storage dtype; each array owns its memory, or a share of this step's copy
-    that nobody writes again.
+    ``tokens``: the ids that were drawn, accepted drafts first; none if none was asked for. ``finite``: False if the logits
+    behind the next one had a NaN or infinity. ``logprobs``: one for each of ``tokens``. ``hidden``: layer -> rows
+    ``[row.kept(len(tokens)), H]`` in storage dtype; each array owns its memory, or a share of this step's copy that nobody
+    writes again. ``proposals`` (int32): a draft model's for the next step.
     """
 
-    token: int = -1
+    tokens: tuple[int, ...] = ()
     finite: bool = True
     hidden: dict[int, NDArray[Any]] | None = None
     logprobs: Logprobs | None = None
     target_logprobs: Logprobs | None = None
+    proposals: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
-    """One entry per plan row, in the same order. ``produced``: rows that left the model in this step, all sequences."""
+    """One entry per plan row, in the same order. ``produced``: rows that left the model in this step, all sequences.
+    ``draft_seconds``: what a draft model took of the step's time."""
 
     rows: tuple[RowResult, ...]
     produced: int
+    draft_seconds: float = 0.0
 
 
 class Runner(Protocol):

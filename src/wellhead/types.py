@@ -283,12 +283,19 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts that go with every output. ``cached_tokens``: prompt tokens that were not computed, at first admission."""
+    """Counts that go with every output. ``cached_tokens``: prompt tokens that were not computed, at first admission.
+
+    With speculative decoding: ``verify_steps``, the steps that drew tokens after the first one's; ``proposed`` and
+    ``accepted``, the drafts that these judged and those that stood.
+    """
 
     prompt_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = 0
     retractions: int = 0
+    verify_steps: int = 0
+    proposed: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

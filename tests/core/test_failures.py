@@ -134,7 +134,7 @@ def test_nan_logits_fail_their_own_request_alone() -> None:
 
     def spoil(plan: Plan, result: StepResult) -> StepResult:
         rows = (
-            dataclasses.replace(got, token=-1, finite=False) if row.key == "k0" and row.start > 3 else got
+            dataclasses.replace(got, tokens=(), finite=False) if row.key == "k0" and row.start > 3 else got
             for row, got in zip(plan.rows, result.rows, strict=True)
         )
         return dataclasses.replace(result, rows=tuple(rows))

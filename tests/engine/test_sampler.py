@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from wellhead.runner.sampler import adjust_, draw, sample, uniform
+from wellhead.runner.sampler import Draws, adjust_, sample, uniform
 from wellhead.step import SampleSpec
 from wellhead.types import LogprobSpec, SamplingParams
 
@@ -92,9 +92,9 @@ def test_a_row_draws_the_same_in_any_company() -> None:
     specs = [
         spec(seed=i, position=i, temperature=0.7, top_p=0.9, repetition_penalty=1.3, prompt=[1, 2], output=[3]) for i in range(70)
     ]
-    together = draw(rows.clone(), specs)
+    together = Draws(rows.clone(), specs)
     for i in range(70):
-        (alone,) = draw(rows[i : i + 1].clone(), specs[i : i + 1])
+        alone = Draws(rows[i : i + 1].clone(), specs[i : i + 1])[0]
         assert alone.token == together[i].token
         one, other = alone.logprobs, together[i].logprobs
         assert one is not None
@@ -136,14 +136,15 @@ def test_bias_comes_first_and_bans_last() -> None:
 def test_a_broken_row_is_told_and_its_neighbours_are_not_touched(bad: float) -> None:
     rows = torch.stack([logits(i) for i in range(3)])
     rows[1, 5] = bad
-    drawn = draw(rows.clone(), [spec(seed=i) for i in range(3)])
+    draws = Draws(rows.clone(), [spec(seed=i) for i in range(3)])
+    drawn = [draws[i] for i in range(3)]
     assert [(d.finite, d.token >= 0) for d in drawn] == [(True, True), (False, False), (True, True)]
     for i in (0, 2):
-        assert drawn[i].token == draw(rows[i : i + 1].clone(), [spec(seed=i)])[0].token
+        assert drawn[i].token == Draws(rows[i : i + 1].clone(), [spec(seed=i)])[0].token
 
 
 def test_greedy_is_the_largest_and_its_logprob_is_at_temperature_one() -> None:
-    (drawn,) = draw(logits()[None].clone(), [spec(temperature=0.0)])
+    drawn = Draws(logits()[None].clone(), [spec(temperature=0.0)])[0]
     assert drawn.token == int(logits().argmax())
     assert drawn.logprobs is not None
     assert drawn.logprobs.values[0] == pytest.approx(float(torch.log_softmax(logits(), -1).max()))

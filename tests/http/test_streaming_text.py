@@ -24,9 +24,9 @@ def forced(ids: list[int], server: LiveServer, monkeypatch: pytest.MonkeyPatch) 
         result = run(plan)
         for row, got in zip(plan.rows, result.rows, strict=True):
             seq = core.scheduler.get(row.key)
-            if row.sample is not None and seq is not None:
+            if row.samples and seq is not None:
                 at = seq.length - seq.prompt_length
-                object.__setattr__(got, "token", ids[at] if at < len(ids) else EOS)
+                object.__setattr__(got, "tokens", (ids[at] if at < len(ids) else EOS,))
         return result
 
     monkeypatch.setattr(core.runner, "run", run_forced)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from wellhead.core.engine import Core
 from wellhead.runner.eager import EagerRunner
+from wellhead.runner.speculative import SpeculativeRunner
 from wellhead.step import Plan, StepResult
 
 
@@ -32,16 +33,19 @@ class PoisonedRunner:
     """A runner around the real one. What it hands out is spoilt when the next step begins, so a kept view shows."""
 
     def __init__(self, core: Core) -> None:
-        inner = core.runner
+        whole = core.runner
+        inner = whole.target if isinstance(whole, SpeculativeRunner) else whole
         assert isinstance(inner, EagerRunner)
         self.inner = inner
+        self.whole = whole
         self.plans: list[Plan] = []
         self._freed = note_freed(core)
         self._handed_out: list[NDArray[Any]] = []
         core.runner = self
 
     def _stores(self) -> list[Any]:
-        return [self.inner.kv.data] + ([self.inner.rows.data] if self.inner.rows is not None else [])
+        draft = [self.whole.kv.data] if isinstance(self.whole, SpeculativeRunner) else []
+        return [self.inner.kv.data, *draft] + ([self.inner.rows.data] if self.inner.rows is not None else [])
 
     def run(self, plan: Plan) -> StepResult:
         """Poison what was freed, but for the sources of this plan's copies: they may just have been evicted."""
@@ -52,7 +56,7 @@ class PoisonedRunner:
             for page in self._freed - sources:
                 store[page] = float("nan")
         self._freed.clear()
-        result = self.inner.run(plan)
+        result = self.whole.run(plan)
         self._handed_out = [rows for row in result.rows for rows in (row.hidden or {}).values()]
         return result
 

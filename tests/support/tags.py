@@ -16,6 +16,7 @@ from support.poison import note_freed
 from wellhead.config import Resolved
 from wellhead.core.engine import Core
 from wellhead.requests.text import TextStreams
+from wellhead.speculative.accept import accept
 from wellhead.step import Plan, PlanRow, RowResult, StepResult
 from wellhead.types import (
     CaptureMode,
@@ -32,6 +33,8 @@ EOS = 999
 POISON = -777
 PRIME = 65521
 Script = Callable[[list[int]], int]
+Drafts = Callable[[str, list[int], Script], list[int]]
+"""Key, tokens so far, the script that decides what follows -> drafts."""
 
 
 def hashes(tokens: NDArray[np.int64] | list[int]) -> list[int]:
@@ -76,6 +79,7 @@ class TagRunner:
         self._last: list[NDArray[np.float32]] = []
         self.plans: list[Plan] = []
         self.scripts: dict[str, Script] = {}
+        self.drafts: Drafts | None = None
         self.before: Callable[[Plan], None] = lambda plan: None
         self.after: Callable[[Plan, StepResult], StepResult] = lambda plan, result: result
 
@@ -92,7 +96,8 @@ class TagRunner:
         self._write(plan)
         rows = tuple(self._row(row) for row in plan.rows)
         self._last = [array for row in rows for array in (row.hidden or {}).values()]
-        return self.after(plan, StepResult(rows, sum(row.kept for row in plan.rows)))
+        produced = sum(row.kept(len(got.tokens)) for row, got in zip(plan.rows, rows, strict=True))
+        return self.after(plan, StepResult(rows, produced))
 
     def _prepare(self, plan: Plan) -> None:
         saved = [(self._tokens[source].copy(), self._rows[source].copy()) for source, _ in plan.copies]
@@ -124,17 +129,33 @@ class TagRunner:
         right = rows_for(tokens)
         for position in range(row.start, row.end):
             self._rows[self._slot(row, position)] = right[position]
+        drawn = self._draw(row, tokens)
         hidden = None
-        if row.kept:
+        due = row.kept(len(drawn))
+        if due:
             assert row.keep[0] >= row.start or self.config.rows_in_pages, (
                 "rows of earlier steps were asked for, and none are kept"
             )
-            hidden = {layer: np.array([self._rows[self._slot(row, p)] for p in range(*row.keep)]) for layer in row.layers}
-        token = -1
-        if row.sample is not None:
-            assert row.sample.position == row.end
-            token = self.scripts.get(row.key, next_token)(tokens)
-        return RowResult(token=token, hidden=hidden)
+            span = range(row.keep[0], row.keep[0] + due)
+            hidden = {layer: np.array([self._rows[self._slot(row, p)] for p in span]) for layer in row.layers}
+        return RowResult(drawn, hidden=hidden, proposals=self._propose(row, tokens, drawn))
+
+    def _draw(self, row: PlanRow, tokens: list[int]) -> tuple[int, ...]:
+        """The script's tokens at each drawn position, as far as drafts stand."""
+        if not row.samples:
+            return ()
+        first = row.end - row.drafts
+        assert [s.position for s in row.samples] == list(range(first, row.end + 1))
+        script = self.scripts.get(row.key, next_token)
+        return accept(tokens[first:], (script(tokens[: s.position]) for s in row.samples))
+
+    def _propose(self, row: PlanRow, tokens: list[int], drawn: tuple[int, ...]) -> NDArray[np.int32] | None:
+        useful = min(row.useful_drafts(len(drawn)), self.config.speculation.drafts)
+        if not useful or self.drafts is None:
+            return None
+        known = tokens[: row.end - row.drafts] + list(drawn)
+        drafts = self.drafts(row.key, known, self.scripts.get(row.key, next_token))
+        return np.array(drafts[:useful], np.int32)
 
 
 class TagCore:

@@ -111,6 +111,13 @@ class Space:
             lease.changed()
         return True
 
+    def trim(self, lease: Lease, total: int) -> None:
+        """Give back pages beyond those of ``total`` tokens; what drafts were given and do not need now."""
+        surplus = min(len(lease) - self.pages_for(total), len(lease.own))
+        for _ in range(surplus):
+            self.pool.give(lease.own.pop())
+            lease.changed()
+
     def publish(self, lease: Lease, tokens: Tokens) -> None:
         """Share the full pages of ``tokens``, all of them written. One that another lease published first is swapped for it."""
         if not self.prefix_cache:

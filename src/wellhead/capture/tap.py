@@ -53,11 +53,18 @@ class RowStore:
 class StepTap:
     """Collects the rows of one step, of the layers ``wanted``, for the tokens at ``index`` (packed, int64 ``[k]``).
 
-    With a ``store``, the rows of all tokens also go into their slots, whoever asked.
+    With a ``store``, the rows of all tokens also go into their slots, whoever asked. ``features``: layers whose rows, of
+    all tokens, a draft model reads.
     """
 
     def __init__(
-        self, wanted: frozenset[int], index: torch.Tensor, dtype: torch.dtype, store: RowStore | None, slots: torch.Tensor
+        self,
+        wanted: frozenset[int],
+        index: torch.Tensor,
+        dtype: torch.dtype,
+        store: RowStore | None,
+        slots: torch.Tensor,
+        features: frozenset[int] = frozenset(),
     ) -> None:
         self._stored = frozenset(store.layers) if store is not None else frozenset[int]()
         self._wanted = wanted if len(index) else frozenset[int]()
@@ -65,19 +72,28 @@ class StepTap:
         self._dtype = dtype
         self._store = store
         self._slots = slots
+        self._read = features
         self.kept: dict[int, torch.Tensor] = {}
+        self.features: dict[int, torch.Tensor] = {}
 
     @property
     def layers(self) -> frozenset[int]:
         """Layers that a forward pass must show to this tap."""
-        return self._stored | self._wanted
+        return self._stored | self._wanted | self._read
+
+    @property
+    def whole(self) -> frozenset[int]:
+        """Those of which it needs the rows of all tokens."""
+        return self._stored | self._read
 
     def take(self, layer: int, rows: torch.Tensor) -> None:
         """Keep what is wanted of ``rows [T, H]``, one per token, float32 or the model's dtype; they may change afterwards."""
         self.take_at(layer, rows, self._index)
 
     def take_at(self, layer: int, rows: torch.Tensor, index: torch.Tensor) -> None:
-        """The same where ``rows`` are only some tokens' (all, if there is a store); ``index`` finds the kept ones in them."""
+        """The same where ``rows`` are only some tokens' (all, if the layer is in ``whole``); ``index`` finds the kept ones."""
+        if layer in self._read:
+            self.features[layer] = rows.to(self._dtype, copy=True)
         if layer in self._stored and self._store is not None:
             rows = rows.to(self._dtype)
             self._store.write(layer, self._slots, rows)

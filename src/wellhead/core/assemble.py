@@ -12,6 +12,7 @@ import torch
 
 from wellhead.capture.tap import TORCH_DTYPE, RowStore
 from wellhead.config import EngineConfig, Resolved, resolve_layers
+from wellhead.core.draft import draft_path, draft_spec, load_draft
 from wellhead.core.engine import Core
 from wellhead.errors import InvalidConfig
 from wellhead.kernels import select_ops
@@ -25,6 +26,8 @@ from wellhead.requests.text import TextStreams
 from wellhead.requests.tokenizer import Tokenizer
 from wellhead.runner.capture import Compiled, CudaGraph
 from wellhead.runner.eager import EagerRunner
+from wellhead.runner.speculative import SpeculativeRunner
+from wellhead.step import Runner
 from wellhead.types import DTYPES, DType
 
 log = logging.getLogger("wellhead")
@@ -65,6 +68,8 @@ class Assembled:
             "schedule_policy": config.policy,
             "disable_radix_cache": not config.prefix_cache,
             "graphs": {"decode": list(config.decode_graphs), "prefill": list(config.prefill_graphs)},
+            "speculative_algorithm": config.speculation.algorithm or None,
+            "speculative_num_draft_tokens": config.speculation.drafts + 1 if config.speculation.algorithm else None,
             "kernels": self.ops.describe(),
             "batch_invariant": self.ops.batch_invariant,
             "start_seconds": self.timings,
@@ -79,6 +84,8 @@ def assemble(options: EngineConfig) -> Assembled:
     _check_early(options, spec)
     device = _device(options.device)
     dtype: DType = spec.dtype if options.dtype == "auto" else _dtype(options.dtype)
+    small_path = draft_path(options)
+    small_spec = draft_spec(small_path, options, spec, dtype)
     tokenizer = (
         None
         if options.skip_tokenizer_init
@@ -89,15 +96,18 @@ def assemble(options: EngineConfig) -> Assembled:
     clock.lap("kernels")
     with open_weights(path, spec) as weights:
         spec = weights.spec  # the file may settle what the config leaves open: a head apart from a "tied" embedding
-        decoder = Decoder(spec, ops, weights.get, options.context_length or spec.context_length)
+        positions = options.context_length or spec.context_length
+        decoder = Decoder(spec, ops, weights.get, positions)
+    draft = load_draft(small_path, small_spec, decoder, ops, positions) if small_path and small_spec else None
     clock.lap("weights")
-    config = _resolve(options, spec, dtype, device)
-    runner = EagerRunner(decoder, config)
+    config = _resolve(options, spec, dtype, device, draft.spec if draft is not None else None)
+    target = EagerRunner(decoder, config, frozenset(draft.reads) if draft is not None else frozenset())
+    runner: Runner = SpeculativeRunner(target, draft, config) if draft is not None else target
     texts = TextStreams(tokenizer) if tokenizer is not None else None
     core = Core(config, runner, spec.hidden_size, spec.eos_token_ids, texts)
     clock.lap("pages")
     if config.decode_graphs or config.prefill_graphs:
-        runner.capture_graphs(Compiled() if device.type == "cpu" else CudaGraph())
+        target.capture_graphs(Compiled() if device.type == "cpu" else CudaGraph())
         clock.lap("graphs")
     limits = Limits(config, spec.vocab_size, tokenizer is not None)
     return Assembled(core, config, spec, ops, tokenizer, limits, clock.laps)
@@ -124,9 +134,9 @@ def _dtype(name: str) -> DType:
     return next(d for d in DTYPES if d == name)
 
 
-def _resolve(options: EngineConfig, spec: ModelSpec, dtype: DType, device: torch.device) -> Resolved:
+def _resolve(options: EngineConfig, spec: ModelSpec, dtype: DType, device: torch.device, draft: ModelSpec | None) -> Resolved:
     size = TORCH_DTYPE[dtype].itemsize
-    per_token = 2 * spec.layers * spec.kv_heads * spec.head_dim * size
+    per_token = sum(2 * s.layers * s.kv_heads * s.head_dim * size for s in (spec, draft) if s is not None)
     if options.ceiling().word == "full":
         layers = resolve_layers(options.capture_layers, spec.layers, "capture_layers")
         per_token += RowStore.bytes_per_token(layers, spec.hidden_size, dtype)

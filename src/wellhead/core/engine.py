@@ -16,6 +16,8 @@ from wellhead.requests.text import TextStreams
 from wellhead.results.processor import Processor
 from wellhead.scheduler.scheduler import Scheduler
 from wellhead.scheduler.sequence import Sequence
+from wellhead.speculation import Algorithm
+from wellhead.speculative.progress import Progress
 from wellhead.step import Plan, Runner
 from wellhead.types import FinishReason, Output, Request
 
@@ -75,7 +77,11 @@ class Core:
             request.capture, self.config.dtype, self._hidden_size, request.prompt_tokens, request.sampling.max_new_tokens
         )
         text = self._texts.open(request) if self._texts is not None else None
-        self.scheduler.add(Sequence(request, order=self._order, arrival=time.monotonic(), sink=sink, text=text))
+        spec = self.config.speculation
+        progress = Progress(spec) if spec.algorithm is not Algorithm.NONE and request.sampling.max_new_tokens else None
+        self.scheduler.add(
+            Sequence(request, order=self._order, arrival=time.monotonic(), sink=sink, text=text, speculation=progress)
+        )
         self._order += 1
         self.counters.requests += 1
         self.latencies.arrive(request.key)

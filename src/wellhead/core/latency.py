@@ -42,7 +42,7 @@ class Latencies:
         now = time.perf_counter()
         for row in plan.rows:
             times = self._open.get(row.key)
-            if times is not None and times.first is None and row.sample is not None:
+            if times is not None and times.first is None and row.samples:
                 self._first(times, now)
 
     def finish(self, outputs: list[Output]) -> None:

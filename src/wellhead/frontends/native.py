@@ -62,7 +62,10 @@ class Reply:
         return {"text": self.text, "output_ids": list(self.output_ids), "meta_info": meta}
 
     def summary(self) -> dict[str, Any]:
-        """Id, finish reason and counts."""
+        """Id, finish reason and counts. Speculative decoding adds SGLang's: ``spec_verify_ct`` steps after the first token's,
+        and ``spec_accept_length``, tokens over those."""
+        steps = self._usage.verify_steps
+        spec = {"spec_verify_ct": steps, "spec_accept_length": self._usage.completion_tokens / steps} if steps else {}
         return {
             "id": self.request.rid,
             "finish_reason": self._finish,
@@ -70,6 +73,7 @@ class Reply:
             "completion_tokens": self._usage.completion_tokens,
             "cached_tokens": self._usage.cached_tokens,
             "num_retractions": self._usage.retractions,
+            **spec,
         }
 
     @staticmethod

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from wellhead.config import PAGE_SIZES
+from wellhead.speculation import Algorithm
 
 #: flag -> keyword arguments of ``add_argument``. A flag that is not given is not passed on, so defaults live in one place.
 ENGINE_FLAGS: dict[str, dict[str, Any]] = {
@@ -32,6 +33,17 @@ ENGINE_FLAGS: dict[str, dict[str, Any]] = {
     "--cuda-graph-max-bs": {"type": int, "help": "sequences in the largest decode graph"},
     "--piecewise-cuda-graph-max-tokens": {"type": int, "help": "tokens in the largest prefill graph; 0: none"},
     "--native-kernels": {"action": argparse.BooleanOptionalAction, "help": "require, or do without, the compiled kernels"},
+    "--speculative-algorithm": {
+        "type": str.upper,
+        "choices": [a.value for a in Algorithm if a],
+        "help": "where drafts come from (default: no drafts)",
+    },
+    "--speculative-draft-model-path": {"metavar": "DIR", "help": "the draft model's folder (not for NGRAM)"},
+    "--speculative-num-steps": {"type": int, "help": "drafts that a draft model proposes per step"},
+    "--speculative-num-draft-tokens": {"type": int, "help": "tokens judged per step: the drafts and the one before them"},
+    "--speculative-eagle-topk": {"type": int, "help": "only 1: chains"},
+    "--speculative-ngram-min-match-window-size": {"type": int, "metavar": "N", "help": "shortest run that NGRAM looks up"},
+    "--speculative-ngram-max-match-window-size": {"type": int, "metavar": "N", "help": "longest run that NGRAM looks up"},
 }
 
 

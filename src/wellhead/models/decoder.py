@@ -19,9 +19,9 @@ GetTensor = Callable[[str], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One layer's weights, packed."""
+    """One layer's weights, packed. ``attn_norm``: of the residual, before attention; EAGLE drafts may have none."""
 
-    attn_norm: torch.Tensor
+    attn_norm: torch.Tensor | None
     qkv: Packed
     qkv_bias: torch.Tensor | None
     q_norm: torch.Tensor | None
@@ -39,40 +39,26 @@ class Block:
     window: int | None
 
 
-class Decoder:
-    """Weights in the layout of ``ops``, and the forward pass.
+class Loader:
+    """Tensors by name -> what ``ops`` works with. ``get`` yields a tensor; each is packed as it comes and not kept."""
 
-    ``get`` yields a tensor by its Hugging Face name; each is packed as it comes and not kept. ``positions``: how many
-    rows the rope tables need.
-    """
+    def __init__(self, spec: ModelSpec, ops: Ops, get: GetTensor) -> None:
+        self._spec, self._ops, self._get = spec, ops, get
 
-    def __init__(self, spec: ModelSpec, ops: Ops, get: GetTensor, positions: int) -> None:
-        self.spec = spec
-        self.ops = ops
-        self._ropes = [rope_table(r, positions).to(ops.device) for r in spec.rope_tables]
-        self._embedding = self._pack(get, EMBEDDING)
-        self.blocks = [self._block(get, i) for i in range(spec.layers)]
-        self._final_norm = self._norm_weight(get, FINAL_NORM)
-        self._head = self._embedding if spec.tied_head else self._pack(get, HEAD)
+    def pack(self, *names: str) -> Packed:
+        return self._ops.pack(*(self._to_dtype(self._get(name)) for name in names))
 
-    # --- loading ------------------------------------------------------------------------------------------------
-
-    def _pack(self, get: GetTensor, *names: str) -> Packed:
-        return self.ops.pack(*(self._to_dtype(get(name)) for name in names))
-
-    def _to_dtype(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight.to(device=self.ops.device, dtype=self.ops.dtype)
-
-    def _vector(self, get: GetTensor, *names: str) -> torch.Tensor:
+    def vector(self, *names: str) -> torch.Tensor:
         """Biases, rounded to the model's dtype as any weight and then held as float32."""
-        return torch.cat([self._to_dtype(get(name)).float() for name in names])
+        return torch.cat([self._to_dtype(self._get(name)).float() for name in names])
 
-    def _norm_weight(self, get: GetTensor, name: str) -> torch.Tensor:
-        weight = self._to_dtype(get(name)).float()
-        return weight + 1.0 if self.spec.norm_plus_one else weight.clone()
+    def norm(self, name: str) -> torch.Tensor:
+        weight = self._to_dtype(self._get(name)).float()
+        return weight + 1.0 if self._spec.norm_plus_one else weight.clone()
 
-    def _block(self, get: GetTensor, i: int) -> Block:
-        spec, at = self.spec, f"model.layers.{i}."
+    def block(self, at: str, i: int, ropes: list[torch.Tensor], *, attn_norm: bool = True) -> Block:
+        """Layer ``i``, whose tensors' names begin with ``at``."""
+        spec = self._spec
         qkv = [f"{at}self_attn.{x}_proj" for x in "qkv"]
         gate, up, down, o = (f"{at}{x}" for x in ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "self_attn.o_proj"))
         post, before_mlp = (
@@ -80,30 +66,49 @@ class Decoder:
             "pre_feedforward_layernorm" if spec.post_norms else "post_attention_layernorm",
         )
         rope = spec.ropes[i]
-        if spec.mlp_bias:
-            gate_up = self._pack(get, f"{gate}.weight", f"{up}.weight")
-        else:
-            gate_up = self.ops.pack_glu(self._to_dtype(get(f"{gate}.weight")), self._to_dtype(get(f"{up}.weight")))
         return Block(
-            attn_norm=self._norm_weight(get, f"{at}input_layernorm.weight"),
-            qkv=self._pack(get, *(f"{n}.weight" for n in qkv)),
-            qkv_bias=self._vector(get, *(f"{n}.bias" for n in qkv)) if spec.qkv_bias else None,
-            q_norm=self._norm_weight(get, f"{at}self_attn.q_norm.weight") if spec.qk_norm else None,
-            k_norm=self._norm_weight(get, f"{at}self_attn.k_norm.weight") if spec.qk_norm else None,
-            o=self._pack(get, f"{o}.weight"),
-            o_bias=self._vector(get, f"{o}.bias") if spec.o_bias else None,
-            attn_post_norm=self._norm_weight(get, f"{at}{post}.weight") if spec.post_norms else None,
-            mlp_norm=self._norm_weight(get, f"{at}{before_mlp}.weight"),
-            gate_up=gate_up,
-            gate_up_bias=self._vector(get, f"{gate}.bias", f"{up}.bias") if spec.mlp_bias else None,
-            down=self._pack(get, f"{down}.weight"),
-            down_bias=self._vector(get, f"{down}.bias") if spec.mlp_bias else None,
-            mlp_post_norm=self._norm_weight(get, f"{at}post_feedforward_layernorm.weight") if spec.post_norms else None,
-            rope=None if rope is None else self._ropes[rope],
+            attn_norm=self.norm(f"{at}input_layernorm.weight") if attn_norm else None,
+            qkv=self.pack(*(f"{n}.weight" for n in qkv)),
+            qkv_bias=self.vector(*(f"{n}.bias" for n in qkv)) if spec.qkv_bias else None,
+            q_norm=self.norm(f"{at}self_attn.q_norm.weight") if spec.qk_norm else None,
+            k_norm=self.norm(f"{at}self_attn.k_norm.weight") if spec.qk_norm else None,
+            o=self.pack(f"{o}.weight"),
+            o_bias=self.vector(f"{o}.bias") if spec.o_bias else None,
+            attn_post_norm=self.norm(f"{at}{post}.weight") if spec.post_norms else None,
+            mlp_norm=self.norm(f"{at}{before_mlp}.weight"),
+            gate_up=self._gate_up(f"{gate}.weight", f"{up}.weight"),
+            gate_up_bias=self.vector(f"{gate}.bias", f"{up}.bias") if spec.mlp_bias else None,
+            down=self.pack(f"{down}.weight"),
+            down_bias=self.vector(f"{down}.bias") if spec.mlp_bias else None,
+            mlp_post_norm=self.norm(f"{at}post_feedforward_layernorm.weight") if spec.post_norms else None,
+            rope=None if rope is None else ropes[rope],
             window=spec.windows[i],
         )
 
-    # --- running ------------------------------------------------------------------------------------------------
+    def _gate_up(self, gate: str, up: str) -> Packed:
+        if self._spec.mlp_bias:
+            return self.pack(gate, up)
+        return self._ops.pack_glu(self._to_dtype(self._get(gate)), self._to_dtype(self._get(up)))
+
+    def _to_dtype(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.to(device=self._ops.device, dtype=self._ops.dtype)
+
+
+class Decoder:
+    """Weights in the layout of ``ops``, and the forward pass.
+
+    ``get`` yields a tensor by its Hugging Face name. ``positions``: how many rows the rope tables need.
+    """
+
+    def __init__(self, spec: ModelSpec, ops: Ops, get: GetTensor, positions: int) -> None:
+        self.spec = spec
+        self.ops = ops
+        load = Loader(spec, ops, get)
+        ropes = [rope_table(r, positions).to(ops.device) for r in spec.rope_tables]
+        self.embedding = load.pack(EMBEDDING)
+        self.blocks = [load.block(f"model.layers.{i}.", i, ropes) for i in range(spec.layers)]
+        self._final_norm = load.norm(FINAL_NORM)
+        self.head = self.embedding if spec.tied_head else load.pack(HEAD)
 
     def final_rows(self, ids: torch.Tensor, packing: Packing, kv: KVPages, tap: Tap, out: torch.Tensor | None) -> torch.Tensor:
         """Run the packed tokens ``ids`` (int64 ``[T]``) through all blocks, writing their keys and values.
@@ -130,44 +135,76 @@ class Decoder:
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Token ids, int64 ``[T]`` -> the residual stream at its start, float32 ``[T, H]``."""
-        return self.ops.embed(ids, self._embedding, self.spec.embed_scale)
+        return self.ops.embed(ids, self.embedding, self.spec.embed_scale)
 
     def before_attention(self, layer: int, x: torch.Tensor, packing: Packing, kv: KVPages) -> torch.Tensor:
-        """The first part of a block: store keys and values; the queries ``[T, Q, D]``. Row by row; ``x`` stays as it is."""
-        b, spec, ops = self.blocks[layer], self.spec, self.ops
-        qkv = ops.linear(ops.norm(x, b.attn_norm, spec.norm_eps), b.qkv, b.qkv_bias)
-        return ops.rope_store(
-            qkv, kv, layer, packing,
-            heads=spec.heads, cos_sin=b.rope, q_norm=b.q_norm, k_norm=b.k_norm, eps=spec.norm_eps,
-        )  # fmt: skip
+        """The first part of a block; see the function of this name."""
+        return before_attention(self.spec, self.ops, self.blocks[layer], layer, x, packing, kv)
 
     def attention(self, layer: int, q: torch.Tensor, packing: Packing, kv: KVPages) -> torch.Tensor:
         """Queries ``[T, Q, D]`` -> ``[T, Q * D]``: the one part of a block in which rows meet."""
         return self.ops.attend(q, kv, layer, packing, scale=self.spec.attn_scale, window=self.blocks[layer].window)
 
     def after_attention_(self, layer: int, x: torch.Tensor, mixed: torch.Tensor) -> None:
-        """The rest of a block, row by row: ``x`` becomes the residual stream behind it, in place."""
-        b, spec, ops = self.blocks[layer], self.spec, self.ops
-        self._add(x, mixed, b.o, b.o_bias, b.attn_post_norm)
-        self._add(x, self._gated(ops.norm(x, b.mlp_norm, spec.norm_eps), b), b.down, b.down_bias, b.mlp_post_norm)
-
-    def _gated(self, h: torch.Tensor, b: Block) -> torch.Tensor:
-        if b.gate_up_bias is None:
-            return self.ops.glu(h, b.gate_up, self.spec.activation)
-        gate, up = self.ops.linear(h, b.gate_up, b.gate_up_bias).chunk(2, dim=-1)
-        gate = F.silu(gate) if self.spec.activation == "silu" else F.gelu(gate, approximate="tanh")
-        return (gate * up).to(self.ops.dtype)
-
-    def _add(
-        self, x: torch.Tensor, h: torch.Tensor, weight: Packed, bias: torch.Tensor | None, post_norm: torch.Tensor | None
-    ) -> None:
-        if post_norm is None:
-            self.ops.linear_add_(x, h, weight, bias)
-        else:
-            self.ops.norm_add_(x, self.ops.linear(h, weight, bias), post_norm, self.spec.norm_eps)
+        """The rest of a block; see the function of this name."""
+        after_attention_(self.spec, self.ops, self.blocks[layer], x, mixed)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """Final rows ``[k, H]`` -> logits, float32 ``[k, vocab_size]``."""
-        logits = self.ops.linear(rows, self._head)
+        logits = self.ops.linear(rows, self.head)
         cap = self.spec.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def run_block(
+    spec: ModelSpec, ops: Ops, b: Block, layer: int, x: torch.Tensor, packing: Packing, kv: KVPages,
+    out: torch.Tensor | None, h: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """One layer on the residual ``x`` (float32 ``[T, H]``), in place or, with ``out``, on those rows alone.
+
+    ``h``: what attention reads, in the model's dtype, if it is not the (normed) residual.
+    """
+    q = before_attention(spec, ops, b, layer, x, packing, kv, h)
+    mixed = ops.attend(q, kv, layer, packing, scale=spec.attn_scale, window=b.window)
+    if out is not None:
+        x, mixed = x.index_select(0, out), mixed.index_select(0, out)
+    after_attention_(spec, ops, b, x, mixed)
+    return x
+
+
+def before_attention(
+    spec: ModelSpec, ops: Ops, b: Block, layer: int, x: torch.Tensor, packing: Packing, kv: KVPages,
+    h: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Norm, project, store keys and values; the queries ``[T, Q, D]``. Row by row; ``x`` stays as it is."""
+    if h is None:
+        h = x.to(ops.dtype) if b.attn_norm is None else ops.norm(x, b.attn_norm, spec.norm_eps)
+    qkv = ops.linear(h, b.qkv, b.qkv_bias)
+    return ops.rope_store(
+        qkv, kv, layer, packing,
+        heads=spec.heads, cos_sin=b.rope, q_norm=b.q_norm, k_norm=b.k_norm, eps=spec.norm_eps,
+    )  # fmt: skip
+
+
+def after_attention_(spec: ModelSpec, ops: Ops, b: Block, x: torch.Tensor, mixed: torch.Tensor) -> None:
+    """The rest of a block, row by row: ``x`` becomes the residual stream behind it, in place."""
+    _add(spec, ops, x, mixed, b.o, b.o_bias, b.attn_post_norm)
+    _add(spec, ops, x, _gated(spec, ops, ops.norm(x, b.mlp_norm, spec.norm_eps), b), b.down, b.down_bias, b.mlp_post_norm)
+
+
+def _gated(spec: ModelSpec, ops: Ops, h: torch.Tensor, b: Block) -> torch.Tensor:
+    if b.gate_up_bias is None:
+        return ops.glu(h, b.gate_up, spec.activation)
+    gate, up = ops.linear(h, b.gate_up, b.gate_up_bias).chunk(2, dim=-1)
+    gate = F.silu(gate) if spec.activation == "silu" else F.gelu(gate, approximate="tanh")
+    return (gate * up).to(ops.dtype)
+
+
+def _add(
+    spec: ModelSpec, ops: Ops, x: torch.Tensor, h: torch.Tensor, weight: Packed, bias: torch.Tensor | None,
+    post_norm: torch.Tensor | None,
+) -> None:  # fmt: skip
+    if post_norm is None:
+        ops.linear_add_(x, h, weight, bias)
+    else:
+        ops.norm_add_(x, ops.linear(h, weight, bias), post_norm, spec.norm_eps)

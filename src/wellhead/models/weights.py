@@ -23,7 +23,7 @@ _DTYPES: dict[str, DType] = {"F32": "float32", "BF16": "bfloat16", "F16": "float
 _HARMLESS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")  # a buffer that old checkpoints saved
 
 
-class _Handle(Protocol):
+class Handle(Protocol):
     """What we use of safetensors' ``safe_open``."""
 
     def keys(self) -> list[str]: ...
@@ -90,8 +90,8 @@ def open_weights(path: Path, spec: ModelSpec) -> WeightSource:
 
 def checkpoint_dtype(folder: Path) -> DType:
     """The dtype of the first floating-point tensor, for a config that names none. Errors: as ``open_weights``."""
-    for file in _shards(folder):
-        handle = _open(file)
+    for file in shards(folder):
+        handle = open_shard(file)
         for name in handle.keys():  # noqa: SIM118 - not a dict
             dtype = handle.get_slice(name).get_dtype()
             if dtype in _DTYPES:
@@ -104,10 +104,10 @@ class SafetensorsWeights:
 
     def __init__(self, folder: Path, spec: ModelSpec) -> None:
         self._folder = folder
-        self._handles: dict[Path, _Handle] = {}
+        self._handles: dict[Path, Handle] = {}
         self._where: dict[str, tuple[Path, str]] = {}
-        for file, listed in _shards(folder).items():
-            self._handles[file] = _open(file)
+        for file, listed in shards(folder).items():
+            self._handles[file] = open_shard(file)
             self._list(file, listed, spec)
         self._check_names(spec)
         self._check_shapes(spec)
@@ -198,7 +198,7 @@ def canonical_name(name: str, architecture: str) -> str | None:
     return name
 
 
-def _shards(folder: Path) -> dict[Path, set[str] | None]:
+def shards(folder: Path) -> dict[Path, set[str] | None]:
     """The files to read, each with the tensors that the index puts there (``None`` without an index)."""
     if (folder / _SINGLE).exists():
         return {folder / _SINGLE: None}
@@ -228,9 +228,9 @@ def _stays_inside(file: str) -> bool:
     return not outside and posix.suffix == ".safetensors"
 
 
-def _open(file: Path) -> _Handle:
+def open_shard(file: Path) -> Handle:
     try:
-        return cast(_Handle, safe_open(str(file), framework="pt", device="cpu"))
+        return cast(Handle, safe_open(str(file), framework="pt", device="cpu"))
     except (SafetensorError, OSError, ValueError) as error:
         raise WeightsError(f"{file} is not a whole safetensors file: {error}") from error
 

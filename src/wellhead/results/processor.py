@@ -42,13 +42,14 @@ def check_rows(plan: Plan, result: StepResult) -> None:
         raise InternalError(f"step {plan.number}: {len(plan.rows)} sequences planned, {len(result.rows)} came back")
     consumed = 0
     for row, got in zip(plan.rows, result.rows, strict=True):
-        for layer in row.layers if row.kept else ():
+        if (bool(row.samples) != bool(got.tokens) and got.finite) or len(got.tokens) > len(row.samples):
+            raise InternalError(f"step {plan.number}: {len(row.samples)} draws for {row.key}, {len(got.tokens)} tokens came")
+        due = row.kept(len(got.tokens))
+        for layer in row.layers if due else ():
             count = len(got.hidden[layer]) if got.hidden is not None and layer in got.hidden else 0
-            if count != row.kept:
-                raise InternalError(f"step {plan.number}: {row.kept} rows of layer {layer} expected for {row.key}, {count} came")
-        consumed += row.kept
-        if (row.sample is not None) != (got.token >= 0) and got.finite:
-            raise InternalError(f"step {plan.number}: a token was {'not ' if row.sample else ''}drawn for {row.key}")
+            if count != due:
+                raise InternalError(f"step {plan.number}: {due} rows of layer {layer} expected for {row.key}, {count} came")
+        consumed += due
     if consumed != result.produced:
         raise InternalError(f"step {plan.number}: {result.produced} rows were produced, {consumed} consumed")
 
@@ -78,32 +79,32 @@ class Processor:
         return outputs
 
     def _advance(self, seq: Sequence, row: PlanRow, got: RowResult) -> Output | None:
-        error = self._keep(seq, row, got)
+        finish, text, count = self._accept(seq, got, row.drafts)
+        error = self._keep(seq, row, got, count)
+        if error is None and finish is None and not got.finite:
+            error = NonFinite(f"NaN or infinity in the logits of request {seq.request.rid!r} at position {seq.length - 1}")
         if error is not None:
             return self.fail(seq, error)
-        finish = None
-        text = ""
-        if row.sample is not None:
-            finish, text = self._accept(seq, got)
-        elif row.end == seq.prompt_length and not seq.generates:
+        if row.end == seq.prompt_length and not seq.generates:
             finish = FinishReason("length", length=0)
         if finish is not None:
             return self._finish(seq, finish, "".join(seq.unsent_text) + text)
-        if seq.request.stream and row.sample is not None:
+        if seq.request.stream and row.samples:
             return self._stream(seq, text)
         if text:
             seq.unsent_text.append(text)
         return None
 
-    def _keep(self, seq: Sequence, row: PlanRow, got: RowResult) -> WellheadError | None:
-        if not got.finite:
-            return NonFinite(f"NaN or infinity in the logits of request {seq.request.rid!r} at position {row.end - 1}")
-        if row.kept and seq.sink is not None and got.hidden is not None:
-            for layer in row.layers:
-                if not all_finite(got.hidden[layer], self._dtype):
-                    where = f"layer {layer}, rows {row.keep[0]} to {row.keep[1] - 1}, {self._dtype}"
+    def _keep(self, seq: Sequence, row: PlanRow, got: RowResult, tokens: int) -> WellheadError | None:
+        """Give the sink the rows that ``tokens`` valid ones leave, and nothing of what was accepted beyond a stop."""
+        due = row.kept(tokens)
+        if due and seq.sink is not None and got.hidden is not None:
+            rows = {layer: got.hidden[layer][:due] for layer in row.layers}
+            for layer, part in rows.items():
+                if not all_finite(part, self._dtype):
+                    where = f"layer {layer}, rows {row.keep[0]} to {row.keep[0] + due - 1}, {self._dtype}"
                     return NonFinite(f"NaN or infinity in the hidden states of request {seq.request.rid!r} ({where})")
-            seq.sink.write(row.keep[0], got.hidden)
+            seq.sink.write(row.keep[0], rows)
         if got.target_logprobs is not None:
             if np.isnan(got.target_logprobs.values).any():
                 return NonFinite(
@@ -112,20 +113,33 @@ class Processor:
             seq.prompt_logprobs.append(got.target_logprobs)
         return None
 
-    def _accept(self, seq: Sequence, got: RowResult) -> tuple[FinishReason | None, str]:
+    def _accept(self, seq: Sequence, got: RowResult, drafts: int) -> tuple[FinishReason | None, str, int]:
+        """Append the tokens up to the first that ends the sequence: why it ends, what text is now certain, how many they are."""
+        finish, texts = None, []
+        for token in got.tokens:
+            finish, text = self._append(seq, token)
+            texts.append(text)
+            if finish is not None:
+                break
+        count = len(texts)
+        if got.logprobs is not None and count:
+            seq.output_logprobs.append(got.logprobs[:count])
+        if seq.speculation is not None and count:
+            seq.speculation.judged(drafts, min(count, len(got.tokens) - 1), got.proposals)
+        return finish, "".join(texts), count
+
+    def _append(self, seq: Sequence, token: int) -> tuple[FinishReason | None, str]:
         """Append one token, and say whether that ends the sequence and what text is now certain."""
-        seq.append(got.token)
-        if got.logprobs is not None:
-            seq.output_logprobs.append(got.logprobs)
+        seq.append(token)
         params = seq.request.sampling
         count = seq.length - seq.prompt_length
         finish: FinishReason | None = None
-        if (got.token in self._eos_ids and not params.ignore_eos) or got.token in params.stop_token_ids:
-            finish = FinishReason("stop", matched=got.token)
+        if (token in self._eos_ids and not params.ignore_eos) or token in params.stop_token_ids:
+            finish = FinishReason("stop", matched=token)
         hide = finish is not None and not params.no_stop_trim
         text = ""
         if seq.text is not None and not hide:
-            text, matched = seq.text.push(got.token, stops=count >= params.min_new_tokens)
+            text, matched = seq.text.push(token, stops=count >= params.min_new_tokens)
             if matched is not None:
                 return FinishReason("stop", matched=matched), text
         if finish is None and count >= params.max_new_tokens:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from wellhead.models.decoder import Decoder
 from wellhead.runner import inputs as packer
 from wellhead.runner.capture import Capture
 from wellhead.runner.graph import GraphPlan, GraphRunner
-from wellhead.runner.sampler import draw, token_logprobs
+from wellhead.runner.sampler import Draws, draw, token_logprobs
+from wellhead.speculation import effective_capture
 from wellhead.step import Plan, RowResult, StepResult
 from wellhead.types import CaptureMode, Logprobs, LogprobSpec
 
@@ -27,10 +29,16 @@ HEAD_ROWS = 64
 
 
 class EagerRunner:
-    """Carries out plans on a decoder, its KV pages and, with the ceiling at full, the rows beside them."""
+    """Carries out plans on a decoder, its KV pages and, with the ceiling at full, the rows beside them.
 
-    def __init__(self, decoder: Decoder, config: Resolved) -> None:
+    ``read``: layers that a draft model reads. After a step, ``features`` has their rows of all its tokens, packed in the
+    order of the plan, ``[T, H]`` in the model's dtype.
+    """
+
+    def __init__(self, decoder: Decoder, config: Resolved, read: frozenset[int] = frozenset()) -> None:
         self.decoder = decoder
+        self.features: dict[int, torch.Tensor] = {}
+        self._read = read
         self._config = config
         spec, ops = decoder.spec, decoder.ops
         self._device = ops.device
@@ -55,7 +63,9 @@ class EagerRunner:
             raise InternalError("graphs are captured once")
         config = self._config
         width = -(-min(config.context_length, config.graph_context) // config.page_size)
-        plan = GraphPlan(config.decode_graphs, config.prefill_graphs, config.ceiling, config.capture_layers, width, config.pages)
+        mode = effective_capture(config.ceiling, config.speculation.algorithm, is_draft=False)
+        layers = tuple(sorted({*config.capture_layers, *self._read}))
+        plan = GraphPlan(config.decode_graphs, config.prefill_graphs, mode, layers, width, config.pages)
         self.graphs = GraphRunner(self.decoder, self.kv, plan, capture)
 
     @torch.inference_mode()
@@ -70,18 +80,19 @@ class EagerRunner:
             self.decoder.ops.copy_page(self.kv, source, target)
             if self.rows is not None:
                 self.rows.copy_page(source, target)
-        batch = packer.build(plan, self._config.page_size, self._device)
+        batch = packer.build(plan.rows, self._config.page_size, self._device)
         kept = [packer.kept_now(row, int(f)) for row, f in zip(plan.rows, batch.first, strict=True)]
         heads = [packer.head_rows(row, int(f)) for row, f in zip(plan.rows, batch.first, strict=True)]
-        wanted = frozenset(layer for row in plan.rows if row.kept for layer in row.layers)
+        wanted = frozenset(layer for row in plan.rows if row.keeps for layer in row.layers)
         index = packer.concat(kept)
-        tap = StepTap(wanted, self._put(index), self.decoder.ops.dtype, self.rows, batch.packing.slots)
+        tap = StepTap(wanted, self._put(index), self.decoder.ops.dtype, self.rows, batch.packing.slots, self._read)
         final = self._forward(batch, plan.mode, tap, index, packer.concat(heads)) if batch.tokens else None
-        hidden = self._hand_over(plan, tap, [len(k) for k in kept])
-        produced = sum(row.kept for row in plan.rows) if wanted else 0
+        self.features = tap.features
         judged = self._judge(plan, final, [len(h) for h in heads])
+        due = [row.kept(len(r.tokens)) for row, r in zip(plan.rows, judged, strict=True)]
+        hidden = self._hand_over(plan, tap, [len(k) for k in kept], due)
         rows = (dataclasses.replace(r, hidden=h) for r, h in zip(judged, hidden, strict=True))
-        return StepResult(tuple(rows), produced)
+        return StepResult(tuple(rows), sum(due) if wanted else 0)
 
     def _put(self, array: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
@@ -92,10 +103,8 @@ class EagerRunner:
         """Run the model; leaves rows in the tap and returns the final rows of the tokens at ``heads``."""
         last = self.decoder.spec.layers
         shown = last in tap.layers
-        if shown and self.rows is not None:
-            need = np.arange(batch.tokens)
-        else:
-            need = np.unique(np.concatenate([heads, kept] if shown else [heads]))
+        some = [heads, kept] if shown else [heads]
+        need = np.arange(batch.tokens) if last in tap.whole else np.unique(np.concatenate(some))
         out = None if len(need) == batch.tokens else self._put(need)
         if self.graphs is not None:
             final = self.graphs.forward(batch, mode, tap, out)
@@ -107,12 +116,14 @@ class EagerRunner:
             tap.take_at(last, final, self._put(np.searchsorted(need, kept)))
         return final.index_select(0, self._put(np.searchsorted(need, heads))) if len(heads) else None
 
-    def _hand_over(self, plan: Plan, tap: StepTap, computed: list[int]) -> list[dict[int, NDArray[Any]]]:
-        """Rows of this step and rows recalled from the pages, on the host, per plan row; one copy of each kind per layer."""
+    def _hand_over(self, plan: Plan, tap: StepTap, computed: list[int], due: list[int]) -> list[dict[int, NDArray[Any]]]:
+        """Rows of this step and rows recalled from the pages, on the host, per plan row; one copy of each kind per layer.
+
+        ``computed``: rows in the tap; ``due``: rows to hand over, fewer if drafts fell."""
         old = [packer.recalled(row, self._config.page_size) for row in plan.rows]
         slots = packer.concat(old)
         hidden: list[dict[int, NDArray[Any]]] = [{} for _ in plan.rows]
-        for layer in sorted({la for row in plan.rows if row.kept for la in row.layers}):
+        for layer in sorted({la for row in plan.rows if row.keeps for la in row.layers}):
             now = to_storage(tap.kept[layer]) if layer in tap.kept else None
             past = to_storage(self._recall(layer, slots)) if len(slots) else None
             at_now = at_past = 0
@@ -121,7 +132,7 @@ class EagerRunner:
                 if past is not None and len(before):
                     parts.append(past[at_past : at_past + len(before)])
                 if now is not None and new:
-                    parts.append(now[at_now : at_now + new])
+                    parts.append(now[at_now : at_now + due[i] - len(before)])
                 at_now, at_past = at_now + new, at_past + len(before)
                 if parts and layer in row.layers:
                     hidden[i][layer] = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -139,24 +150,31 @@ class EagerRunner:
         results = [RowResult() for _ in plan.rows]
         if final is None:
             return results
-        draws, draw_at = [], []
+        draws: list[tuple[int, int]] = []
         at = 0
         for i, (row, count) in enumerate(zip(plan.rows, counts, strict=True)):
             if row.targets is not None and row.target_spec is not None:
                 spec, span = row.target_spec, final[at : at + len(row.targets)]
                 results[i] = dataclasses.replace(results[i], target_logprobs=self._targets(span, row.targets, spec))
-            if row.sample is not None:
-                draws.append(i)
-                draw_at.append(at + count - 1)
             at += count
-        for part in range(0, len(draws), HEAD_ROWS):
-            chosen = draws[part : part + HEAD_ROWS]
-            index = self._put(np.array(draw_at[part : part + HEAD_ROWS], np.int64))
-            logits = self.decoder.logits(final.index_select(0, index))
-            specs = [s for i in chosen if (s := plan.rows[i].sample) is not None]
-            for i, drawn in zip(chosen, draw(logits, specs), strict=True):
-                results[i] = dataclasses.replace(results[i], token=drawn.token, finite=drawn.finite, logprobs=drawn.logprobs)
+            if row.samples:
+                draws.append((i, at - len(row.samples)))
+        for part in _parts(plan, draws):
+            self._draw(plan, final, part, results)
         return results
+
+    def _draw(self, plan: Plan, final: torch.Tensor, part: list[tuple[int, int]], results: list[RowResult]) -> None:
+        """Draw for the plan rows of ``part``, each with the place of its first row in ``final``."""
+        index = packer.concat([np.arange(at, at + len(plan.rows[i].samples), dtype=np.int64) for i, at in part])
+        logits = self.decoder.logits(final.index_select(0, self._put(index)))
+        draws = Draws(logits, [spec for i, _ in part for spec in plan.rows[i].samples])
+        first = 0
+        for i, _ in part:
+            row = plan.rows[i]
+            drafts = row.tokens[len(row.tokens) - row.drafts :].tolist()
+            drawn = draw(draws, first, drafts, row.samples[0].logprobs)
+            results[i] = dataclasses.replace(drawn, target_logprobs=results[i].target_logprobs)
+            first += len(row.samples)
 
     def _targets(self, rows: torch.Tensor, targets: NDArray[np.int32], spec: LogprobSpec) -> Logprobs:
         parts = []
@@ -164,3 +182,18 @@ class EagerRunner:
             logprobs = torch.log_softmax(self.decoder.logits(rows[part : part + HEAD_ROWS]), dim=-1)
             parts.append(token_logprobs(logprobs, targets[part : part + HEAD_ROWS].astype(np.int64), spec))
         return Logprobs.join(parts, spec)
+
+
+def _parts(plan: Plan, draws: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Draws of whole sequences, ``HEAD_ROWS`` rows at once."""
+    part: list[tuple[int, int]] = []
+    rows = 0
+    for i, at in draws:
+        count = len(plan.rows[i].samples)
+        if part and rows + count > HEAD_ROWS:
+            yield part
+            part, rows = [], 0
+        part.append((i, at))
+        rows += count
+    if part:
+        yield part

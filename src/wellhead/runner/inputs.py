@@ -1,20 +1,51 @@
-"""Plan -> tensors. Only sequences that compute something are packed; all indices of rows are worked out here, once."""
+"""Plan rows -> tensors. Only sequences that compute something are packed; all indices of rows are worked out here, once."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from wellhead.kernels.ops import Packing
-from wellhead.step import Plan, PlanRow
+from wellhead.step import PlanRow
+
+
+class Run(Protocol):
+    """Consecutive tokens of one sequence, and its pages: a ``PlanRow``, or a ``Span``."""
+
+    @property
+    def tokens(self) -> NDArray[np.int32]: ...
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
+
+    @property
+    def pages(self) -> NDArray[np.int32]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a draft model reads of one sequence at once: int32 ``tokens`` at positions ``start ..``."""
+
+    tokens: NDArray[np.int32]
+    start: int
+    pages: NDArray[np.int32]
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a forward pass needs. ``first``: packed index of each plan row's first token (rows without tokens: -1)."""
+    """What a forward pass needs. ``first``: packed index of each run's first token (runs without tokens: -1)."""
 
     ids: torch.Tensor
     packing: Packing
@@ -27,22 +58,22 @@ class Inputs:
         return self.packing.decode
 
 
-def slots_of(row: PlanRow, start: int, end: int, page_size: int) -> NDArray[np.int64]:
+def slots_of(row: Run, start: int, end: int, page_size: int) -> NDArray[np.int64]:
     """Where positions ``start .. end - 1`` of a sequence lie: page * page_size + offset."""
     positions = np.arange(start, end, dtype=np.int64)
     slots: NDArray[np.int64] = row.pages[positions // page_size].astype(np.int64) * page_size + positions % page_size
     return slots
 
 
-def build(plan: Plan, page_size: int, device: torch.device) -> Inputs:
-    """Pack the plan's tokens without padding."""
-    active = [row for row in plan.rows if len(row.tokens)]
+def build(runs: Sequence[Run], page_size: int, device: torch.device) -> Inputs:
+    """Pack tokens without padding."""
+    active = [row for row in runs if len(row.tokens)]
     counts = np.array([len(row.tokens) for row in active], np.int32)
-    first = np.full(len(plan.rows), -1, np.int64)
+    first = np.full(len(runs), -1, np.int64)
     starts = np.zeros(len(active) + 1, np.int32)
     np.cumsum(counts, out=starts[1:])
     at = 0
-    for i, row in enumerate(plan.rows):
+    for i, row in enumerate(runs):
         if len(row.tokens):
             first[i] = starts[at]
             at += 1
@@ -83,10 +114,11 @@ def recalled(row: PlanRow, page_size: int) -> NDArray[np.int64]:
 
 
 def head_rows(row: PlanRow, first: int) -> NDArray[np.int64]:
-    """Packed indices of the rows that pass the LM head: those that predict prompt targets, then the one that is drawn from."""
+    """Packed indices of the rows that pass the LM head: those that predict prompt targets, then those that are drawn from."""
     parts = []
     if row.targets is not None:
         parts.append(np.arange(len(row.targets), dtype=np.int64) + (first + row.targets_from - row.start))
-    if row.sample is not None:
-        parts.append(np.array([first + len(row.tokens) - 1], np.int64))
+    if row.samples:
+        last = first + len(row.tokens)
+        parts.append(np.arange(last - len(row.samples), last, dtype=np.int64))
     return concat(parts)

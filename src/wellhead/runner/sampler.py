@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from wellhead.step import SampleSpec
+from wellhead.speculative.accept import accept
+from wellhead.step import RowResult, SampleSpec
 from wellhead.types import Logprobs, LogprobSpec, SamplingParams
 
 #: Candidates that are sorted first; only a distribution whose top_p lies beyond them is sorted whole.
@@ -27,29 +29,47 @@ class Drawn:
     logprobs: Logprobs | None
 
 
-def draw(logits: torch.Tensor, specs: list[SampleSpec]) -> list[Drawn]:
-    """Draw one token per row of ``logits`` (float32 ``[R, V]``; rows with penalties are changed in place).
+class Draws:
+    """The draws of rows of ``logits`` (float32 ``[R, V]``; rows with penalties are changed in place), each made when asked for.
 
     Logprobs are those of the distribution that is drawn from before truncation: after bias and penalties, at the given
     temperature (greedy: at 1), as SGLang reports them.
     """
-    broken = (~torch.isfinite(logits)).any(dim=-1).tolist()
-    for i, spec in enumerate(specs):
-        adjust_(logits[i], spec)
-    most, best = (found.tolist() for found in logits.max(dim=-1))
-    drawn = []
-    for i, spec in enumerate(specs):
-        if broken[i] or not math.isfinite(most[i]):
-            drawn.append(Drawn(-1, False, None))
-            continue
-        params = spec.params
-        row = tempered(logits[i], most[i], params.temperature)
-        token = best[i] if params.greedy else sample(row, params, uniform(spec.seed, spec.position))
+
+    def __init__(self, logits: torch.Tensor, specs: list[SampleSpec]) -> None:
+        self._logits, self._specs = logits, specs
+        self._broken = (~torch.isfinite(logits)).any(dim=-1).tolist()
+        for row, spec in zip(logits, specs, strict=True):
+            adjust_(row, spec)
+        self._most, self._best = (found.tolist() for found in logits.max(dim=-1))
+
+    def __getitem__(self, i: int) -> Drawn:
+        """What is drawn from row ``i``."""
+        if self._broken[i] or not math.isfinite(self._most[i]):
+            return Drawn(-1, False, None)
+        spec, params = self._specs[i], self._specs[i].params
+        row = tempered(self._logits[i], self._most[i], params.temperature)
+        token = self._best[i] if params.greedy else sample(row, params, uniform(spec.seed, spec.position))
         logprobs = None
         if spec.logprobs is not None:
             logprobs = token_logprobs(torch.log_softmax(row, dim=-1)[None], np.array([token]), spec.logprobs)
-        drawn.append(Drawn(token, True, logprobs))
-    return drawn
+        return Drawn(token, True, logprobs)
+
+
+def draw(draws: Draws, first: int, drafts: list[int], spec: LogprobSpec | None) -> RowResult:
+    """What one sequence gets of its ``len(drafts) + 1`` draws, which start at row ``first``."""
+    made: list[Drawn] = []
+
+    def tokens() -> Iterator[int]:
+        for i in range(first, first + len(drafts) + 1):
+            made.append(draws[i])
+            if not made[-1].finite:
+                return
+            yield made[-1].token
+
+    accepted = accept(drafts, tokens())
+    parts = [d.logprobs for d in made if d.logprobs is not None]
+    return RowResult(accepted, finite=made[-1].finite, logprobs=Logprobs.join(parts, spec) if spec is not None else None)
 
 
 def tempered(row: torch.Tensor, most: float, temperature: float) -> torch.Tensor:

@@ -10,9 +10,11 @@ prefix first) a request that was passed over ``PATIENCE`` times goes before thos
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 from sortedcontainers import SortedDict
 
 from wellhead.cache.radix import common_prefix
@@ -39,6 +41,7 @@ class Scheduler:
         self._by_key: dict[str, Sequence] = {}
         self._number = 0
         self.preemptions = 0
+        self.draft_seconds = 0.0
 
     # --- the door -----------------------------------------------------------------------------------------------
 
@@ -84,37 +87,76 @@ class Scheduler:
         budget = self._config.chunk
         for seq in sorted((s for s in self.running if not s.decoding), key=lambda s: s.order):
             if budget > 0:
-                rows.append(self._row(seq, min(budget, seq.remaining)))
+                rows.append(self._chunk(seq, budget))
                 budget -= len(rows[-1].tokens)
         copies = []
         for seq in self._admit(budget):
-            rows.append(self._row(seq, min(budget, seq.remaining)))
+            rows.append(self._chunk(seq, budget))
             budget -= len(rows[-1].tokens)
             if seq.lease is not None and seq.lease.copy is not None:
                 copies.append(seq.lease.copy)
         return Plan(self._number, tuple(rows), tuple(copies))
 
     def _decodes(self) -> list[PlanRow]:
-        rows = []
+        """First room for the newest token of each, then drafts, as far as there is room left: nobody goes for a draft."""
+        chosen = []
         for seq in sorted((s for s in self.running if s.decoding), key=lambda s: s.order):
             if seq.phase is Phase.RUNNING and self._make_room(seq):
-                rows.append(self._row(seq, 1))
-        return rows
+                chosen.append(seq)
+        return [self._row(seq, 1, self._drafts(seq)) for seq in chosen if seq.phase is Phase.RUNNING]
+
+    def _chunk(self, seq: Sequence, budget: int) -> PlanRow:
+        """The next tokens of a prompt, or of what was computed before a preemption."""
+        if budget >= seq.remaining and seq.left > 1:
+            self._reserve(seq, 0)
+        return self._row(seq, min(budget, seq.remaining))
 
     def _make_room(self, seq: Sequence) -> bool:
-        """Room for the newest token, at the cost of the youngest; False if that is ``seq`` itself."""
+        """Room for the newest token, at the cost of drafts' pages, then of the youngest; False if that is ``seq`` itself."""
         assert seq.lease is not None
+        trimmed = False
         while not self.space.extend(seq.lease, seq.length):
+            if not trimmed:
+                self._trim()
+                trimmed = True
+                continue
             victim = max(self.running, key=lambda s: s.order)
             self._preempt(victim)
             if victim is seq:
                 return False
         return True
 
+    def _trim(self) -> None:
+        for seq in self.running:
+            if seq.decoding and seq.lease is not None:
+                self.space.trim(seq.lease, seq.length)
+
+    def _drafts(self, seq: Sequence) -> NDArray[np.int32]:
+        """Drafts to be judged in this step: none beyond ``max_new_tokens`` (and so the context), nor beyond the pages at hand."""
+        most = min(self._config.speculation.drafts, seq.left - 1)
+        if seq.speculation is None or seq.lease is None or most < 1:
+            return NO_TOKENS
+        started = time.perf_counter()
+        drafts = seq.speculation.propose(seq.tokens, most)
+        self.draft_seconds += time.perf_counter() - started
+        self._reserve(seq, len(drafts))
+        return drafts[: len(seq.lease) * self.space.page_size - seq.length]
+
+    def _reserve(self, seq: Sequence, drafts: int) -> None:
+        """Room for drafts and, behind a draft model, for the keys that it writes while it proposes the next ones."""
+        assert seq.lease is not None
+        ahead = self._config.speculation.drafts if self._config.speculation.algorithm.has_model else 0
+        if not drafts + ahead:
+            return
+        if not self.space.extend(seq.lease, seq.length + drafts + ahead):
+            self.space.extend(seq.lease, seq.length + drafts)
+
     def _preempt(self, seq: Sequence) -> None:
         self.running.remove(seq)
         self._release(seq, publish=True)
         seq.computed = 0
+        if seq.speculation is not None:
+            seq.speculation.forget()
         seq.retractions += 1
         seq.phase = Phase.WAITING
         self.waiting[seq.order] = seq
@@ -187,43 +229,46 @@ class Scheduler:
                     return True
         return False
 
-    def _row(self, seq: Sequence, count: int) -> PlanRow:
+    def _row(self, seq: Sequence, count: int, drafts: NDArray[np.int32] = NO_TOKENS) -> PlanRow:
         request, start, end = seq.request, seq.computed, seq.computed + count
         assert seq.lease is not None
-        complete = end == seq.length
+        draws = end == seq.length and seq.generates
         keep = (end, end)
-        if seq.sink is not None and (complete or request.capture.needs_all_rows):
-            keep = seq.sink.wants(end)
+        if seq.sink is not None and (end == seq.length or request.capture.needs_all_rows):
+            keep = (seq.sink.wants(end)[0], end + len(drafts))
         targets, first = NO_TOKENS, 0
         if seq.targets_done < seq.prompt_length and end > start:
             first = max(seq.targets_done, start + 1)
             targets = seq.tokens[first : min(end, seq.prompt_length - 1) + 1].copy()
         return PlanRow(
             key=seq.key,
-            tokens=seq.tokens[start:end].copy(),
+            tokens=np.concatenate([seq.tokens[start:end], drafts]),
             start=start,
             pages=seq.lease.table(),
             mode=request.capture.effective,
             keep=keep,
             layers=request.capture.layers,
-            sample=self._sample(seq) if complete and seq.generates else None,
+            samples=tuple(self._sample(seq, drafts[:i]) for i in range(len(drafts) + 1)) if draws else (),
             targets=targets if len(targets) else None,
             targets_from=first - 1,
             target_spec=request.logprobs,
+            following=int(seq.tokens[end]) if end < seq.length else -1,
+            left=seq.left if draws else 0,
         )
 
-    def _sample(self, seq: Sequence) -> SampleSpec:
+    def _sample(self, seq: Sequence, drafts: NDArray[np.int32]) -> SampleSpec:
+        """The draw that follows ``drafts``, if they stand."""
         request, params = seq.request, seq.request.sampling
         banned: tuple[int, ...] = ()
-        if seq.length - seq.prompt_length < params.min_new_tokens:
+        if seq.length + len(drafts) - seq.prompt_length < params.min_new_tokens:
             banned = (*self._eos_ids, *params.stop_token_ids)
         return SampleSpec(
             params=params,
             seed=request.seed,
-            position=seq.length,
+            position=seq.length + len(drafts),
             banned=banned,
             prompt=request.input_ids if params.repetition_penalty != 1.0 else NO_TOKENS,
-            output=seq.output.copy() if params.penalised else NO_TOKENS,
+            output=np.concatenate([seq.output, drafts]) if params.penalised else NO_TOKENS,
             logprobs=request.logprobs,
         )
 
@@ -233,7 +278,7 @@ class Scheduler:
             seq = self._by_key.get(row.key)
             if seq is None or seq.lease is None:
                 continue
-            seq.computed = row.end
+            seq.computed = seq.length - 1 if row.samples else row.end
             seq.lease.copy = None
             if row.targets is not None:
                 seq.targets_done = row.targets_from + 1 + len(row.targets)

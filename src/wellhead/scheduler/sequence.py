@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum, auto
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from wellhead.cache.space import Lease
 from wellhead.capture.sink import Sink
 from wellhead.requests.text import TextStream
+from wellhead.speculative.progress import Progress
 from wellhead.types import Logprobs, Request, Usage
 
 
@@ -29,8 +31,8 @@ class Sequence:
 
     __slots__ = (
         "_tokens", "arrival", "cached_tokens", "computed", "deadline", "lease", "length", "order", "output_logprobs",
-        "passed_over", "phase", "prompt_logprobs", "request", "retractions", "sent_tokens", "sink", "targets_done", "text",
-        "unsent_text",
+        "passed_over", "phase", "prompt_logprobs", "request", "retractions", "sent_tokens", "sink", "speculation", "targets_done",
+        "text", "unsent_text",
     )  # fmt: skip
 
     def __init__(
@@ -41,6 +43,7 @@ class Sequence:
         arrival: float,
         sink: Sink | None,
         text: TextStream | None,
+        speculation: Progress | None = None,
     ) -> None:
         prompt = request.input_ids
         self._tokens = np.empty(len(prompt) + request.sampling.max_new_tokens, np.int32)
@@ -52,6 +55,7 @@ class Sequence:
         self.deadline = arrival + request.timeout if request.timeout is not None else None
         self.sink = sink
         self.text = text
+        self.speculation = speculation
         self.unsent_text: list[str] = []
         self.phase = Phase.WAITING
         self.lease: Lease | None = None
@@ -92,6 +96,11 @@ class Sequence:
         return self.length - self.computed
 
     @property
+    def left(self) -> int:
+        """Tokens that may still be generated."""
+        return len(self._tokens) - self.length
+
+    @property
     def decoding(self) -> bool:
         return self.remaining == 1 and self.length > self.prompt_length
 
@@ -100,4 +109,8 @@ class Sequence:
         self.length += 1
 
     def usage(self) -> Usage:
-        return Usage(self.prompt_length, self.length - self.prompt_length, self.cached_tokens or 0, self.retractions)
+        plain = Usage(self.prompt_length, self.length - self.prompt_length, self.cached_tokens or 0, self.retractions)
+        if self.speculation is None:
+            return plain
+        spec = self.speculation
+        return replace(plain, verify_steps=max(0, spec.draws - 1), proposed=spec.proposed, accepted=spec.accepted)
