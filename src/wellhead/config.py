@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from wellhead.errors import InvalidConfig
-from wellhead.speculation import PLAIN, Speculation, SpeculativeOptions
+from wellhead.speculation import PLAIN, Speculation, SpeculativeOptions, effective_capture
 from wellhead.types import DTYPES, CaptureMode, DType
 
 SchedulePolicy = Literal["fcfs", "lpm"]
@@ -285,6 +285,11 @@ class Resolved:
     @property
     def max_total_tokens(self) -> int:
         return self.pages * self.page_size
+
+    @property
+    def capture(self) -> CaptureMode:
+        """The mode at which the target's forward pass must be able to capture: the ceiling, or what drafts need of it."""
+        return effective_capture(self.ceiling, self.speculation.algorithm, is_draft=False)
 
     @property
     def rows_in_pages(self) -> bool:

@@ -53,6 +53,20 @@ def test_requests_tokens_rows_bytes_and_latencies_are_counted(live: Callable[...
     assert found["wellhead_running_sequences{}"] == found["wellhead_waiting_sequences{}"] == 0
 
 
+def test_speculation_is_counted(live: Callable[..., LiveServer]) -> None:
+    server = live(speculative_algorithm="NGRAM")
+    params = {"max_new_tokens": 60, "temperature": 0, "ignore_eos": True, "logit_bias": {"65": 50.0}}
+    meta = server.ok("/generate", text="abc", sampling_params=params)["meta_info"]
+    assert 1 < meta["spec_accept_length"] == 60 / meta["spec_verify_ct"]
+    found = read(server)
+    accepted, proposed = found["wellhead_accepted_tokens_total{}"], found["wellhead_proposed_tokens_total{}"]
+    assert 0 < accepted <= proposed
+    judged = found["wellhead_verify_steps_total{}"]
+    assert found["wellhead_spec_accept_length{}"] == (accepted + judged) / judged
+    assert found["wellhead_draft_seconds_total{}"] > 0
+    assert found["wellhead_verify_seconds_total{}"] > 0
+
+
 def test_strangers_paths_do_not_make_new_series(live: Callable[..., LiveServer]) -> None:
     server = live()
     for i in range(20):

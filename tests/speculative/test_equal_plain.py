@@ -12,7 +12,7 @@ from support.company import MODES, company, prompt
 from support.direct import Direct
 from support.speculating import REPEATING, Family, Payload, check_equal, options_for, pair, payloads
 
-ALGORITHMS = ("NGRAM", "SELF", "STANDALONE")
+ALGORITHMS = ("NGRAM", "SELF", "STANDALONE", "EAGLE", "EAGLE3")
 RELAXED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much]
 
 

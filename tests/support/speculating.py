@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.checks import all_same, check_shape
 from support.company import MODES
 from support.direct import Direct
+from support.eagles import Eagle
 from support.families import EOS
 
 Family = Callable[..., Path]
@@ -27,6 +28,10 @@ def options_for(algorithm: str, family: Family, target: str) -> dict[str, Any]:
     """The engine options of an algorithm, with the draft that these tests give it."""
     if algorithm == "NGRAM":
         return {"speculative_algorithm": "NGRAM", "speculative_ngram_min_match_window_size": 1}
+    if algorithm.startswith("EAGLE"):
+        three = algorithm == "EAGLE3"
+        path = Eagle.random(three=three).write(family(target).parent / algorithm)
+        return {"speculative_algorithm": algorithm, "speculative_draft_model_path": str(path)}
     path = family(target) if algorithm == "SELF" else family("llama", num_hidden_layers=1)
     return {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": str(path)}
 

@@ -12,7 +12,7 @@ import torch
 
 from wellhead.capture.tap import TORCH_DTYPE, RowStore
 from wellhead.config import EngineConfig, Resolved, resolve_layers
-from wellhead.core.draft import draft_path, draft_spec, load_draft
+from wellhead.core.draft import DraftFiles
 from wellhead.core.engine import Core
 from wellhead.errors import InvalidConfig
 from wellhead.kernels import select_ops
@@ -84,8 +84,7 @@ def assemble(options: EngineConfig) -> Assembled:
     _check_early(options, spec)
     device = _device(options.device)
     dtype: DType = spec.dtype if options.dtype == "auto" else _dtype(options.dtype)
-    small_path = draft_path(options)
-    small_spec = draft_spec(small_path, options, spec, dtype)
+    draft_files = DraftFiles.find(options, spec, dtype)
     tokenizer = (
         None
         if options.skip_tokenizer_init
@@ -98,7 +97,7 @@ def assemble(options: EngineConfig) -> Assembled:
         spec = weights.spec  # the file may settle what the config leaves open: a head apart from a "tied" embedding
         positions = options.context_length or spec.context_length
         decoder = Decoder(spec, ops, weights.get, positions)
-    draft = load_draft(small_path, small_spec, decoder, ops, positions) if small_path and small_spec else None
+    draft = draft_files.load(decoder, ops, positions) if draft_files is not None else None
     clock.lap("weights")
     config = _resolve(options, spec, dtype, device, draft.spec if draft is not None else None)
     target = EagerRunner(decoder, config, frozenset(draft.reads) if draft is not None else frozenset())

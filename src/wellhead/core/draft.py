@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from wellhead.config import EngineConfig
@@ -9,48 +10,68 @@ from wellhead.errors import InvalidConfig
 from wellhead.kernels.ops import Ops
 from wellhead.models.decoder import Decoder
 from wellhead.models.draft import StandaloneDraft
-from wellhead.models.locate import load_spec, locate
+from wellhead.models.eagle import Eagle3Draft, EagleDraft
+from wellhead.models.eagle_files import EagleFiles, eagle_spec
+from wellhead.models.locate import load_spec, locate, read_json
 from wellhead.models.spec import ModelSpec
-from wellhead.models.weights import open_weights
+from wellhead.models.weights import checkpoint_dtype, open_weights
 from wellhead.runner.speculative import Draft
+from wellhead.speculation import Algorithm
 from wellhead.types import DType
 
 
-def draft_path(options: EngineConfig) -> Path | None:
-    """The draft model's folder, if the algorithm has one; ``ModelError`` if it cannot be found."""
-    if not options.speculation().algorithm.has_model:
-        return None
-    return locate(options.speculative_draft_model_path or "")
+@dataclass(frozen=True, slots=True)
+class DraftFiles:
+    """A draft that was found and goes with its target, but is not loaded yet."""
 
+    path: Path
+    model: ModelSpec
+    eagle: EagleFiles | None
 
-def draft_spec(path: Path | None, options: EngineConfig, target: ModelSpec, dtype: DType) -> ModelSpec | None:
-    """The draft's spec, if it goes with the target; before anything large is read. Raises ``InvalidConfig`` otherwise."""
-    if path is None:
-        return None
-    spec = load_spec(path)
-    context = options.context_length or target.context_length
-    _agree("vocab_size", spec.vocab_size, target.vocab_size)
-    _agree_dtype(options, spec.dtype, dtype)
-    if spec.context_length < context:
-        raise _refuse(f"has a context of {spec.context_length} tokens, the target runs with {context}; set context_length")
-    return spec
+    @staticmethod
+    def find(options: EngineConfig, target: ModelSpec, dtype: DType) -> DraftFiles | None:
+        """The draft that the options ask for, if any; before anything large is read.
 
+        Raises ``ModelError`` if it cannot be found or read, ``InvalidConfig`` if it does not go with the target.
+        """
+        algorithm = options.speculation().algorithm
+        if not algorithm.has_model:
+            return None
+        path = locate(options.speculative_draft_model_path or "")
+        if not algorithm.reads_target:
+            model = load_spec(path)
+            files = DraftFiles(path, model, None)
+            context = options.context_length or target.context_length
+            if model.context_length < context:
+                raise _refuse(
+                    f"has a context of {model.context_length} tokens, the target runs with {context}; set context_length"
+                )
+        else:
+            eagle = eagle_spec(path, target.layers, three=algorithm is Algorithm.EAGLE3)
+            wanted = read_json(path / "config.json").get("target_hidden_size", eagle.model.hidden_size)
+            for hidden in (eagle.model.hidden_size, wanted):
+                _agree("hidden_size", hidden, target.hidden_size)
+            _agree("vocab_size", eagle.model.vocab_size, target.vocab_size)
+            files = DraftFiles(path, eagle.model, EagleFiles(path, eagle))
+        _agree("vocab_size", files.model.vocab_size, target.vocab_size)
+        stored = checkpoint_dtype(path) if files.eagle is not None else files.model.dtype
+        if options.dtype == "auto" and stored != dtype:  # a draft is converted only where the target is too
+            raise _refuse(f"is in {stored}, the target in {dtype}; name one with dtype to run both in it")
+        return files
 
-def load_draft(path: Path, spec: ModelSpec, target: Decoder, ops: Ops, positions: int) -> Draft:
-    """The draft on the target's kernels. ``positions``: the engine's context."""
-    with open_weights(path, spec) as weights:
-        return StandaloneDraft(Decoder(weights.spec, ops, weights.get, positions))
+    def load(self, target: Decoder, ops: Ops, positions: int) -> Draft:
+        """The draft on the target's kernels. ``positions``: the engine's context. Errors: as ``open_weights``."""
+        if self.eagle is None:
+            with open_weights(self.path, self.model) as weights:
+                return StandaloneDraft(Decoder(weights.spec, ops, weights.get, positions))
+        if self.eagle.spec.three:
+            return Eagle3Draft(self.eagle, ops, positions, target.embedding)
+        return EagleDraft(self.eagle, ops, positions, target.embedding, target.head)
 
 
 def _agree(name: str, draft: int, target: int) -> None:
     if draft != target:
         raise _refuse(f"has {name} {draft}, the target has {name} {target}")
-
-
-def _agree_dtype(options: EngineConfig, draft: DType, dtype: DType) -> None:
-    """A draft is converted only if the target is too: if the user named a dtype."""
-    if options.dtype == "auto" and draft != dtype:
-        raise _refuse(f"is in {draft}, the target in {dtype}; name one with dtype to run both in it")
 
 
 def _refuse(what: str) -> InvalidConfig:

@@ -18,7 +18,7 @@ from wellhead.scheduler.scheduler import Scheduler
 from wellhead.scheduler.sequence import Sequence
 from wellhead.speculation import Algorithm
 from wellhead.speculative.progress import Progress
-from wellhead.step import Plan, Runner
+from wellhead.step import Plan, Runner, StepResult
 from wellhead.types import FinishReason, Output, Request
 
 log = logging.getLogger("wellhead")
@@ -39,7 +39,24 @@ class Counters:
     output_tokens: int = 0
     rows: int = 0
     row_bytes: int = 0
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
+    verify_steps: int = 0
+    verified_tokens: int = 0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
     step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=256))
+
+    def speculated(self, plan: Plan, result: StepResult, seconds: float) -> None:
+        """A step ran; of its time, ``result.draft_seconds`` went to a draft model, the rest to judging drafts if it had any."""
+        self.draft_seconds += result.draft_seconds
+        judged = [(row.drafts, len(got.tokens)) for row, got in zip(plan.rows, result.rows, strict=True) if row.drafts]
+        if judged:
+            self.verify_seconds += seconds - result.draft_seconds
+            self.verify_steps += len(judged)
+            self.verified_tokens += sum(tokens for _, tokens in judged)
+            self.proposed_tokens += sum(drafts for drafts, _ in judged)
+            self.accepted_tokens += sum(max(0, tokens - 1) for _, tokens in judged)
 
 
 class Core:
@@ -128,7 +145,9 @@ class Core:
         return ended + outputs
 
     def _run(self, plan: Plan) -> list[Output]:
+        started = time.perf_counter()
         result = self.runner.run(plan)
+        self.counters.speculated(plan, result, time.perf_counter() - started)
         outputs = self.results.process(plan, result, self.scheduler.get)
         self.scheduler.settle(plan)
         self.latencies.end(plan)

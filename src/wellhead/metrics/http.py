@@ -27,12 +27,18 @@ COUNTERS = {
     "output_tokens": "Tokens that were generated",
     "rows": "Rows of hidden states that left the model",
     "row_bytes": "Bytes of hidden states in finished sequences",
+    "proposed_tokens": "Drafts of speculative decoding that were judged",
+    "accepted_tokens": "Drafts that stood",
+    "verify_steps": "Times that a sequence's drafts were judged",
+    "draft_seconds": "Time that went into making drafts",
+    "verify_seconds": "Time of steps in which drafts were judged, without that",
     "preemptions": "Sequences that went back to the queue for want of pages",
     "evictions": "Cached pages that were given up for new ones",
 }
 GAUGES = {
     "running_sequences": "Sequences that run",
     "waiting_sequences": "Sequences that wait",
+    "spec_accept_length": "Tokens per judging of a sequence's drafts, since the start; 0 before the first",
     "cache_hit_ratio": "Cached prompt tokens over prompt tokens, since the start",
 }
 

@@ -38,6 +38,8 @@ class EagerRunner:
     def __init__(self, decoder: Decoder, config: Resolved, read: frozenset[int] = frozenset()) -> None:
         self.decoder = decoder
         self.features: dict[int, torch.Tensor] = {}
+        if read and config.capture is not CaptureMode.FULL:
+            raise InternalError(f"a draft reads layers {sorted(read)} of a target that captures {config.capture.word}")
         self._read = read
         self._config = config
         spec, ops = decoder.spec, decoder.ops

@@ -122,7 +122,7 @@ async def server_info(service: Service, http: HttpRequest) -> Response:
         "pages": snapshot.pages,
         "running": int(snapshot.gauges.get("running_sequences", 0)),
         "waiting": int(snapshot.gauges.get("waiting_sequences", 0)),
-        "counters": {name: int(value) for name, value in snapshot.counters.items()},
+        "counters": {name: int(value) if value.is_integer() else value for name, value in snapshot.counters.items()},
     }
     return reply({**service.engine.info(), "version": wellhead.__version__, "limits": limits, "state": state})
 
@@ -155,10 +155,13 @@ def snapshot(core: Core) -> EngineSnapshot:
     counters = {name: float(getattr(core.counters, name)) for name in COUNTERS if hasattr(core.counters, name)}
     counters["preemptions"] = float(core.scheduler.preemptions)
     counters["evictions"] = float(core.space.evictions)
+    counters["draft_seconds"] += core.scheduler.draft_seconds
+    judged = core.counters.verify_steps
     prompts = counters["prompt_tokens"]
     gauges = {
         "running_sequences": float(len(core.scheduler.running)),
         "waiting_sequences": float(len(core.scheduler.waiting)),
+        "spec_accept_length": core.counters.verified_tokens / judged if judged else 0.0,
         "cache_hit_ratio": counters["cached_tokens"] / prompts if prompts else 0.0,
     }
     latencies = {name: getattr(core.latencies, name).copy() for name in ("queue", "prefill", "total")}
