@@ -155,7 +155,7 @@ def test_the_colder_the_surer(temperature: float) -> None:
     for shift in (0.0, -1e4, 3e38):
         row = logits() * (1 if shift < 1e30 else 0) + shift
         row[7] = row.max() + 1 if shift < 1e30 else row.max() * 1.1
-        (drawn,) = draw(row[None].clone(), [spec(temperature=temperature, top_p=0.9)])
+        drawn = Draws(row[None].clone(), [spec(temperature=temperature, top_p=0.9)])[0]
         assert drawn.token == 7
         assert drawn.logprobs is not None and drawn.logprobs.values[0] == 0.0
 
@@ -168,5 +168,5 @@ def test_where_no_token_is_left_none_is_drawn(temperature: float) -> None:
         spec(temperature=temperature, logit_bias=((5, 1e39),)),
         spec(temperature=temperature, repetition_penalty=1e-45, prompt=[int(logits().argmax())]),
     ]
-    drawn = draw(torch.stack([logits()] * 4), [*broken, spec(temperature=temperature)])
-    assert [(d.finite, d.token >= 0) for d in drawn] == [(False, False)] * 3 + [(True, True)]
+    draws = Draws(torch.stack([logits()] * 4), [*broken, spec(temperature=temperature)])
+    assert [(draws[i].finite, draws[i].token >= 0) for i in range(4)] == [(False, False)] * 3 + [(True, True)]
