@@ -31,7 +31,7 @@ LINES = (
 #: The processor works on sequences, which belong to the scheduler's room.
 ALLOWED = {("results", "scheduler.sequence")}
 #: ``wellhead extract --url`` is the client's one caller in the house.
-GUESTS = {("frontends.bulk", "client")}
+GUESTS = {("frontends.bulk.sources", "client")}
 #: Apart from the house: these see nothing but what is named here.
 APART = {"client": {"client", "types", "errors", "encoding"}, "assets": {"assets", "errors"}}
 

@@ -16,6 +16,7 @@
     │   ├── WeightsError              weights_error             missing, left-over, truncated, misshapen tensors
     │   └── TokenizerError            tokenizer_error           no tokenizer, or a broken one
     ├── InputFileError                input_file_error          the caller: a line that is not JSON, not UTF-8, ...
+    ├── OutputFileError               output_file_error         whoever has the disk: full, damaged, not ours
     ├── Overloaded                    overloaded                time: the queue is full, try again
     ├── RequestAborted                aborted                   the caller asked for it
     ├── RequestTimeout                timeout                   time
@@ -123,6 +124,12 @@ class InputFileError(WellheadError, ValueError):
     """An input file that cannot be read as what it is said to be; names file and line."""
 
     code = "input_file_error"
+
+
+class OutputFileError(WellheadError):
+    """An output that cannot be written, or is not as it was written; names the file."""
+
+    code = "output_file_error"
 
 
 class Overloaded(WellheadError):

@@ -48,7 +48,7 @@ def test_bad_rows_are_in_the_errors_file(server: LiveServer, tmp_path: Path) -> 
     texts = [*TEXTS[:10], "", *TEXTS[10:20], "y" * 3000]
     assert extract(write(tmp_path / "in.jsonl", texts), tmp_path / "out.parquet", "--url", server.url) == 1
     assert len(pq.read_table(tmp_path / "out.parquet")) == 20
-    errors = [json.loads(line) for line in (tmp_path / "out.parquet.errors.jsonl").read_text().splitlines()]
+    errors = pq.read_table(tmp_path / "out.parquet.errors.parquet").to_pylist()
     assert {e["row"]: e["code"] for e in errors} == {10: "empty_prompt", 21: "prompt_too_long"}
 
 

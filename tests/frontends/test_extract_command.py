@@ -70,7 +70,7 @@ def test_every_row_at_its_place(model: Path, expected: dict[str, Any], tmp_path:
     assert extract(model, source, out, "--mode", mode, "--id-column", "key") == 0
     assert pq.read_table(out)["id"].to_pylist() == [f"k{i}" for i in range(len(TEXTS))]
     np.testing.assert_array_equal(vectors(out), expected[mode])
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.jsonl", "out.parquet"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.jsonl", "out.parquet", "out.parquet.manifest.jsonl"]
 
 
 def test_full_mode_keeps_every_row(model: Path, expected: dict[str, Any], tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_bad_rows_leave_their_neighbours_alone(model: Path, expected: dict[str, 
     (tmp_path / "in.jsonl").write_bytes(b"\n".join(lines))
     assert extract(model, tmp_path / "in.jsonl", tmp_path / "out.parquet", "--id-column", "id") == 1
     np.testing.assert_array_equal(vectors(tmp_path / "out.parquet"), expected["last"])
-    errors = [json.loads(x) for x in (tmp_path / "out.parquet.errors.jsonl").read_text().splitlines()]
+    errors = pq.read_table(tmp_path / "out.parquet.errors.parquet").to_pylist()
     assert sorted((e["row"], e["code"]) for e in errors) == [
         (1, "input_file_error"), (3, "input_file_error"), (5, "empty_prompt"), (7, "input_file_error"),
         (9, "prompt_too_long"), (11, "input_file_error"), (13, "input_file_error"), (15, "input_file_error"),

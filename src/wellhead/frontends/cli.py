@@ -1,4 +1,4 @@
-"""The command line: ``wellhead extract``, ``wellhead serve``, ``wellhead build``."""
+"""The command line: ``wellhead extract``, ``wellhead verify``, ``wellhead serve``, ``wellhead build``."""
 
 from __future__ import annotations
 
@@ -39,15 +39,18 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_extract(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    from wellhead.frontends.bulk import add_arguments
+    from wellhead.frontends.bulk import options, verify
 
-    parser = commands.add_parser("extract", help="texts in, a file of vectors out")
-    add_arguments(parser)
+    parser = commands.add_parser("extract", help="a data set in, a data set of vectors out")
+    options.add_arguments(parser)
     parser.set_defaults(run=_extract)
+    parser = commands.add_parser("verify", help="check what extract has written")
+    verify.add_arguments(parser)
+    parser.set_defaults(run=verify.run)
 
 
 def _extract(args: argparse.Namespace) -> int:
-    from wellhead.frontends.bulk import run
+    from wellhead.frontends.bulk.run import run
 
     return run(args)
 

@@ -1,0 +1,189 @@
+"""Where vectors come from: an engine in this process, or a server."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from wellhead.errors import EngineClosed, InvalidConfig, Overloaded, WellheadError
+from wellhead.frontends.bulk.options import Options
+from wellhead.frontends.bulk.order import Done, Line, Slot, departures, windows
+from wellhead.frontends.bulk.prompts import Item, Tokenizer
+from wellhead.types import STORAGE, Output
+
+if TYPE_CHECKING:
+    from wellhead.client import Client
+    from wellhead.frontends.engine import Engine
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of the prompts that are through, and how many of them came from the prefix cache."""
+
+    tokens: int = 0
+    cached: int = 0
+
+
+class Source(Protocol):
+    """``tokenizer``: None where a server has it; ``limit``: tokens that a prompt may have."""
+
+    tokenizer: Tokenizer | None
+    limit: int
+    hidden_size: int
+    usage: Usage
+
+    def facts(self) -> dict[str, Any]:
+        """What of the engine decides the bits of a vector, as JSON has it."""
+        ...
+
+    def extract(self, items: Iterator[Item]) -> Iterator[Done]:
+        """Every item, in order."""
+        ...
+
+
+@contextlib.contextmanager
+def open_source(options: Options) -> Iterator[Source]:
+    """An engine, or a client of a server. Raises what keeps it from starting, or from doing what is asked."""
+    if options.url is None:
+        from wellhead.frontends.engine import Engine
+
+        with Engine(**_engine_options(options)) as engine:
+            yield Local(engine, options)
+        return
+    try:
+        from wellhead.client import Client
+    except ImportError as missing:
+        raise InvalidConfig(f"--url needs more packages ({missing.name}): pip install 'wellhead[client]'", param="url") from None
+    with Client(options.url, api_key=options.api_key) as client:
+        yield Remote(client, options)
+
+
+def _engine_options(options: Options) -> dict[str, Any]:
+    """The engine's options; ceiling and layers follow from what is extracted, unless they are given."""
+    engine = dict(options.engine)
+    if not {"return_hidden_states_mode", "enable_return_hidden_states"} & set(engine):
+        engine["return_hidden_states_mode"] = "last" if options.mode == "last" else "full"
+    if options.layers is not None:
+        engine.setdefault("capture_layers", list(options.layers))
+    return engine
+
+
+class Local:
+    """An engine. The next window is on its way before the last one has been taken out, so that the engine never waits."""
+
+    def __init__(self, engine: Engine, options: Options) -> None:
+        config = engine.assembled.config
+        self._engine, self._templates = engine, len(options.templates)
+        self._fields = _fields(options)
+        engine.normalize({"input_ids": [0], **self._fields})
+        self.tokenizer: Tokenizer | None = engine.assembled.tokenizer
+        self.limit = min(config.context_length, config.max_total_tokens, options.max_length or config.context_length)
+        self.hidden_size = engine.hidden_size
+        self.usage = Usage()
+        width = STORAGE[config.dtype].itemsize * self.hidden_size * len(options.layers or (0,))
+        self._bytes_per_token = width if options.mode == "full" else 0
+
+    def facts(self) -> dict[str, Any]:
+        info = self._engine.info()
+        names = ("architecture", "dtype", "device", "page_size", "kernels", "batch_invariant")
+        return {**{name: info[name] for name in names}, "prompt_tokens_limit": self.limit}
+
+    def extract(self, items: Iterator[Item]) -> Iterator[Done]:
+        line, way, done = Line(), dict[str, tuple[Slot, int]](), queue.SimpleQueue[Output]()
+        try:
+            for window in windows(items, self._bytes_per_token):
+                slots = [line.join(item) for item in window]
+                self._submit(departures(slots, self._templates), way, done)
+                while len(line) > len(window):  # the window before this one is not through
+                    if way:
+                        self._take(way, done)
+                    yield from line.leave()
+            while way:
+                self._take(way, done)
+                yield from line.leave()
+            yield from line.leave()
+        finally:
+            for key in way:
+                self._engine.loop.abort(key)
+
+    def _take(self, way: dict[str, tuple[Slot, int]], done: queue.SimpleQueue[Output]) -> None:
+        from wellhead.frontends.engine import result_of
+
+        output = done.get()
+        if isinstance(output.error, EngineClosed):
+            raise output.error
+        slot, template = way.pop(output.key)
+        self.usage.tokens += output.usage.prompt_tokens
+        self.usage.cached += output.usage.cached_tokens
+        slot.put(template, result_of(output))
+
+    def _submit(self, prompts: list[tuple[Slot, int]], way: dict[str, tuple[Slot, int]], done: queue.SimpleQueue[Output]) -> None:
+        """Submit prompts as one batch; if it is refused, by halves, until only what is wrong stays out."""
+        if not prompts:
+            return
+        try:
+            ids = [slot.item.prompts[template].ids for slot, template in prompts]
+            batch = self._engine.normalize({"input_ids": ids, **self._fields})
+            self._engine.loop.submit(batch.requests, done.put).result()
+            way.update(zip((request.key for request in batch.requests), prompts, strict=True))
+        except EngineClosed:
+            raise
+        except WellheadError as error:
+            if len(prompts) > 1:
+                half = len(prompts) // 2
+                self._submit(prompts[:half], way, done)
+                self._submit(prompts[half:], way, done)
+            elif isinstance(error, Overloaded) and way:
+                self._take(way, done)
+                self._submit(prompts, way, done)
+            else:
+                prompts[0][0].put(prompts[0][1], error)
+
+
+def _fields(options: Options) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "sampling_params": {"max_new_tokens": 0},
+        "return_hidden_states": True if options.mode == "full" else "last",
+        "hidden_states_layers": None if options.layers is None else list(options.layers),
+    }
+    return {**fields, "hidden_states_pooling": "mean"} if options.mode == "mean" else fields
+
+
+class Remote:
+    """A server, through the client; it tokenises, so that nothing is known here of tokens."""
+
+    def __init__(self, client: Client, options: Options) -> None:
+        self._client, self._options = client, options
+        self._info = client.server_info()
+        self.tokenizer: Tokenizer | None = None
+        self.limit = int(self._info.get("context_length") or 0)
+        self.hidden_size = int(self._info["hidden_size"])
+        self.usage = Usage()
+
+    def facts(self) -> dict[str, Any]:
+        names = ("model_path", "architecture", "dtype", "device", "page_size", "kernels", "batch_invariant", "context_length")
+        return {name: self._info.get(name) for name in names}
+
+    def extract(self, items: Iterator[Item]) -> Iterator[Done]:
+        line, way = Line(), dict[int, tuple[Slot, int]]()
+        options: Any = self._options
+        layers = None if options.layers is None else list(options.layers)
+        texts = self._texts(items, line, way)
+        for index, result in self._client.extract_iter(texts, options.mode, layers=layers, dtype=options.dtype):
+            slot, template = way.pop(index)
+            slot.put(template, result)
+            yield from line.leave()
+        yield from line.leave()
+
+    @staticmethod
+    def _texts(items: Iterator[Item], line: Line, way: dict[int, tuple[Slot, int]]) -> Iterator[str]:
+        sent = 0
+        for item in items:
+            slot = line.join(item)
+            for template, prompt in enumerate(item.prompts):
+                way[sent] = slot, template
+                sent += 1
+                yield prompt.text
