@@ -13,6 +13,7 @@ import torch
 from support.checks import all_same
 from support.company import company, prompt, sampling
 from support.direct import Direct
+from support.speculating import options_for
 from wellhead.config import EngineConfig
 from wellhead.errors import InternalError, InvalidConfig
 from wellhead.runner.capture import Compiled, Function
@@ -164,3 +165,17 @@ def test_cuda_graphs_are_as_close_to_eager_as_kernels_allow(dtype: str, direct: 
 def test_the_compiler_is_torchs() -> None:
     captured = Compiled()(lambda x: (x + 1,), torch.zeros(3))
     assert captured(torch.zeros(3))[0].tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.usefixtures("replayed")
+@pytest.mark.parametrize("algorithm", ["NGRAM", "SELF", "EAGLE", "EAGLE3"])
+@pytest.mark.parametrize("ceiling", ["last", "full"])
+def test_speculation_over_graphs_gives_the_bits_of_plain_eager(
+    algorithm: str, ceiling: str, direct: Callable[..., Direct], family: Family
+) -> None:
+    payloads = company(["off", "last", "full"][: 3 if ceiling == "full" else 2])
+    made = direct("llama", return_hidden_states_mode=ceiling, **GRAPHS, **options_for(algorithm, family, "llama"))
+    all_same(made.run(payloads), direct("llama", return_hidden_states_mode=ceiling).run(payloads))
+    graphs = graphs_of(made)
+    assert graphs.replays > 0
+    assert graphs.plan.mode.word == ("full" if algorithm.startswith("EAGLE") else ceiling)

@@ -91,6 +91,9 @@ class Input:
     def __init__(self, files: list[InputFile], text_column: str, columns: list[str], id_column: str | None) -> None:
         self.files = files
         self._text_column, self._id_column = text_column, id_column
+        lines = next((file.path for file in files if file.kind == "txt"), None)
+        if lines is not None and (id_column is not None or text_column != "text"):
+            raise InputFileError(f"{lines}: lines of text have no columns (--id-column, --text-column)")
         self._needed = columns
         self._columns = list(dict.fromkeys([*columns, *([id_column] if id_column is not None else [])]))
         self.carries: tuple[CarryType, ...] = ()

@@ -84,6 +84,7 @@ class Job:
     def run(self) -> int:
         options, layout = self._options, self._layout
         earlier = None if options.overwrite else self._stored()
+        self._spare_inputs()
         source = open_input(options, earlier.header.get("input", []) if earlier else [])
         said = {
             "wellhead": VERSION, "options": options.deciding(), "input": [f.to_dict() for f in source.files],
@@ -101,6 +102,12 @@ class Job:
                     return self._locked(source, said)
         finally:
             layout.remove_empty()
+
+    def _spare_inputs(self) -> None:
+        output = self._options.output
+        for file in expand(self._options.input, self._options.input_format):
+            if file.path.exists() and output.exists() and output.samefile(file.path):
+                raise InvalidConfig("--output is the input file, which it would replace", param="output")
 
     def _stored(self) -> Manifest | None:
         """What an earlier run has left: the manifest of what is complete, or of what was begun."""
