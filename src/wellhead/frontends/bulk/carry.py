@@ -78,6 +78,9 @@ class CarryType:
         if isinstance(value, str) and not pa.types.is_string(self.type):
             value = self._from_text(value)
         try:
+            # pyarrow takes 1.5 and True for integers, and makes them 1.
+            if pa.types.is_integer(self.type) and (isinstance(value, bool) or not isinstance(value, int)):
+                raise TypeError
             pa.scalar(value, self.type)
         except (pa.ArrowException, ValueError, TypeError, OverflowError):
             raise InputFileError(

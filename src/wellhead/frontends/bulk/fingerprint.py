@@ -8,6 +8,7 @@ from typing import Any
 
 from wellhead.frontends.bulk.files import sha256
 from wellhead.frontends.bulk.options import Options
+from wellhead.frontends.bulk.sources import open_source
 from wellhead.models.locate import locate
 
 #: Read of a weights file: its first and last bytes, and the beginning of every ``_STRIDE`` between them. The header, with
@@ -19,9 +20,13 @@ _WHOLE = (".json", ".jinja", ".model", ".txt")
 
 
 def model_facts(options: Options) -> dict[str, Any]:
-    """Names, sizes and digests of a model's files (and its tokenizer's, if that is another). Raises ``ModelError``."""
+    """Names, sizes and digests of a model's files (and its tokenizer's, if that is another); of a server what it says.
+
+    Raises ``ModelError``, or what keeps the server from answering.
+    """
     if options.url is not None:
-        return {"server": True}
+        with open_source(options) as server:
+            return {"server": server.facts()}
     paths = [options.engine["model_path"]]
     if options.engine.get("tokenizer_path"):
         paths.append(options.engine["tokenizer_path"])

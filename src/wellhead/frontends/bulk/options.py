@@ -15,6 +15,8 @@ from wellhead.frontends.bulk.template import Template
 from wellhead.frontends.options import add_engine_arguments, engine_options
 from wellhead.types import DTYPES, DType
 
+#: Options of an engine that decide bits, or which prompts are too long.
+_DECIDING = ("dtype", "device", "context_length", "page_size", "native_kernels")
 Format = Literal["parquet", "safetensors", "npy"]
 
 
@@ -139,6 +141,7 @@ class Options:
             "templates": [t.source for t in self.templates], "truncate": self.truncate, "max_length": self.max_length,
             "shard": None if self.shard is None else list(self.shard), "save_token_ids": self.save_token_ids,
             "save_texts": self.save_texts, "rows_per_part": self.rows_per_part,
+            "engine": {name: self.engine[name] for name in _DECIDING if name in self.engine},
         }  # fmt: skip
 
     def _check(self) -> None:

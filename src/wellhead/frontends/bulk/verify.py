@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import bisect
+import itertools
 import random
 import sys
 from collections.abc import Iterator
@@ -188,12 +190,13 @@ def _stored(manifest: Manifest, part: Part) -> Any:
 
 
 def _choose(places: list[tuple[Manifest, Part]], count: int, seed: int) -> dict[int, Any]:
-    """Row number -> the stored part that has it; every part is as likely as it has vectors."""
-    rng = random.Random(seed)
+    """Row number -> the stored part that has it; every vector is as likely."""
+    ends = list(itertools.accumulate(part.vectors for _, part in places))
     chosen: dict[int, Any] = {}
-    for manifest, part in rng.choices(places, [p.vectors for _, p in places], k=count):
-        stored = _stored(manifest, part)
-        chosen[int(stored.rows[rng.randrange(len(stored.rows))])] = stored
+    for at in random.Random(seed).sample(range(ends[-1]), min(count, ends[-1])):
+        k = bisect.bisect_right(ends, at)
+        stored = _stored(*places[k])
+        chosen[int(stored.rows[at - ends[k]])] = stored
     return chosen
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -110,16 +110,15 @@ class Behind:
         self._task = self._pool.submit(task, *args)
 
     def forget(self) -> None:
-        """Let the last task end, however it does."""
-        task, self._task = self._task, None
-        if task is not None:
-            wait([task])
+        """Let every task that was handed over end, however it does. (A signal may have come in the middle of ``run``.)"""
+        self._pool.submit(int).result()
+        self._task = None
 
     def wait(self) -> None:
         """Until the last task is done."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.result()
+        if self._task is not None:
+            self._task.result()
+        self._task = None
 
 
 def _record(failed: Failed) -> dict[str, Any]:
