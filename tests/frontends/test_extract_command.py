@@ -156,7 +156,7 @@ def test_strict_stops_and_leaves_nothing(model: Path, tmp_path: Path, capsys: py
         (("--input", "none.jsonl"), "no such file"),
         (("--output", "nowhere/out.parquet"), "no folder"),
         (("--output", "out.bin"), "cannot write"),
-        (("--output", "in.jsonl"), "input file"),
+        (("--output", "in.jsonl"), "cannot write"),
         (("--output", "out.npy"), "--strict"),
         (("--template", "no place"), "{text}"),
         (("--layers", "9"), "layer 9"),
@@ -177,6 +177,14 @@ def test_refusals_say_why(
     assert extract(model, source, tmp_path / "out.parquet", *more) == 2
     assert word in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_the_input_is_never_replaced(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"text": ["a text"]}), path)
+    before = path.read_bytes()
+    assert extract(model, path, path, "--overwrite") == 2
+    assert "input file" in capsys.readouterr().err and path.read_bytes() == before
 
 
 @pytest.mark.parametrize("column", ["--id-column", "--text-column"])
