@@ -101,6 +101,7 @@ def test_every_status_and_code_is_on_the_page() -> None:
         "weights_error",
         "tokenizer_error",
         "input_file_error",
+        "output_file_error",
     }
     silent |= {"aborted", "client_gone"}  # nobody reads those
     table = PAGE.split("## Errors")[1].split("## Limits")[0]

@@ -80,6 +80,7 @@ STATUS: Mapping[str, int] = MappingProxyType(
         "weights_error": 500,
         "tokenizer_error": 500,
         "input_file_error": 400,
+        "output_file_error": 500,
         "overloaded": 503,
         "aborted": 499,
         "timeout": 408,
