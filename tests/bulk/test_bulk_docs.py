@@ -23,6 +23,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "bulk.md"
 
 def lines() -> list[str]:
     (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    code = re.sub(r"^(t = .*)\n", r"\1; ", code, flags=re.MULTILINE)  # a file and what is taken from it are one example
     found = [line for line in code.splitlines() if not line.startswith("#")]
     return [line for line in found if "pl." not in line or importlib.util.find_spec("polars") is not None]
 
