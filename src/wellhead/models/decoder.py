@@ -128,9 +128,7 @@ class Decoder:
 
     def finish(self, x: torch.Tensor, mixed: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
         """From the last attention to the final rows, for the tokens ``out`` alone; ``x`` may change."""
-        if out is not None:
-            x, mixed = x.index_select(0, out), mixed.index_select(0, out)
-        self.after_attention_(len(self.blocks) - 1, x, mixed)
+        x = after_attention_(self.spec, self.ops, self.blocks[-1], x, mixed, out)
         return self.ops.norm(x, self._final_norm, self.spec.norm_eps)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -142,8 +140,8 @@ class Decoder:
         return before_attention(self.spec, self.ops, self.blocks[layer], layer, x, packing, kv)
 
     def attention(self, layer: int, q: torch.Tensor, packing: Packing, kv: KVPages) -> torch.Tensor:
-        """Queries ``[T, Q, D]`` -> ``[T, Q * D]``: the one part of a block in which rows meet."""
-        return self.ops.attend(q, kv, layer, packing, scale=self.spec.attn_scale, window=self.blocks[layer].window)
+        """The middle of a block; see the function of this name."""
+        return attention(self.spec, self.ops, self.blocks[layer], layer, q, packing, kv)
 
     def after_attention_(self, layer: int, x: torch.Tensor, mixed: torch.Tensor) -> None:
         """The rest of a block; see the function of this name."""
@@ -165,11 +163,7 @@ def run_block(
     ``h``: what attention reads, in the model's dtype, if it is not the (normed) residual.
     """
     q = before_attention(spec, ops, b, layer, x, packing, kv, h)
-    mixed = ops.attend(q, kv, layer, packing, scale=spec.attn_scale, window=b.window)
-    if out is not None:
-        x, mixed = x.index_select(0, out), mixed.index_select(0, out)
-    after_attention_(spec, ops, b, x, mixed)
-    return x
+    return after_attention_(spec, ops, b, x, attention(spec, ops, b, layer, q, packing, kv), out)
 
 
 def before_attention(
@@ -186,10 +180,22 @@ def before_attention(
     )  # fmt: skip
 
 
-def after_attention_(spec: ModelSpec, ops: Ops, b: Block, x: torch.Tensor, mixed: torch.Tensor) -> None:
-    """The rest of a block, row by row: ``x`` becomes the residual stream behind it, in place."""
+def attention(
+    spec: ModelSpec, ops: Ops, b: Block, layer: int, q: torch.Tensor, packing: Packing, kv: KVPages
+) -> torch.Tensor:  # fmt: skip
+    """Queries ``[T, Q, D]`` -> ``[T, Q * D]``: the one part of a block in which rows meet."""
+    return ops.attend(q, kv, layer, packing, scale=spec.attn_scale, window=b.window)
+
+
+def after_attention_(
+    spec: ModelSpec, ops: Ops, b: Block, x: torch.Tensor, mixed: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The rest of a block, row by row: the residual stream behind it, ``x`` in place or, with ``out``, those rows alone."""
+    if out is not None:
+        x, mixed = x.index_select(0, out), mixed.index_select(0, out)
     _add(spec, ops, x, mixed, b.o, b.o_bias, b.attn_post_norm)
     _add(spec, ops, x, _gated(spec, ops, ops.norm(x, b.mlp_norm, spec.norm_eps), b), b.down, b.down_bias, b.mlp_post_norm)
+    return x
 
 
 def _gated(spec: ModelSpec, ops: Ops, h: torch.Tensor, b: Block) -> torch.Tensor:

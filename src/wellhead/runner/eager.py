@@ -20,7 +20,6 @@ from wellhead.runner import inputs as packer
 from wellhead.runner.capture import Capture
 from wellhead.runner.graph import GraphPlan, GraphRunner
 from wellhead.runner.sampler import Draws, draw, token_logprobs
-from wellhead.speculation import effective_capture
 from wellhead.step import Plan, RowResult, StepResult
 from wellhead.types import CaptureMode, Logprobs, LogprobSpec
 
@@ -65,9 +64,8 @@ class EagerRunner:
             raise InternalError("graphs are captured once")
         config = self._config
         width = -(-min(config.context_length, config.graph_context) // config.page_size)
-        mode = effective_capture(config.ceiling, config.speculation.algorithm, is_draft=False)
         layers = tuple(sorted({*config.capture_layers, *self._read}))
-        plan = GraphPlan(config.decode_graphs, config.prefill_graphs, mode, layers, width, config.pages)
+        plan = GraphPlan(config.decode_graphs, config.prefill_graphs, config.capture, layers, width, config.pages)
         self.graphs = GraphRunner(self.decoder, self.kv, plan, capture)
 
     @torch.inference_mode()

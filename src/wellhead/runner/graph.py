@@ -25,6 +25,9 @@ from wellhead.types import CaptureMode
 
 log = logging.getLogger("wellhead")
 
+Graph = Callable[[Inputs, Tap, torch.Tensor | None], torch.Tensor]
+"""A captured forward pass: batch, tap, the tokens whose final rows are needed (``None``: all) -> these rows."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GraphPlan:
@@ -49,8 +52,8 @@ class GraphRunner:
         self._decoder, self._kv = decoder, kv
         self._said: set[str] = set()
         started, before = time.perf_counter(), capture.memory()
-        self._decode = {size: self._capture_decode(size, capture) for size in plan.decode_sizes}
-        self._prefill = {size: self._capture_prefill(size, capture) for size in plan.prefill_sizes}
+        self._decode = {size: self._captured(DecodeGraph, size, capture) for size in plan.decode_sizes}
+        self._prefill = {size: self._captured(PrefillGraph, size, capture) for size in plan.prefill_sizes}
         self.seconds, self.bytes = time.perf_counter() - started, max(0, capture.memory() - before)
         self.replays = 0
         log.info(
@@ -74,7 +77,7 @@ class GraphRunner:
         self.replays += 1
         return run(batch, tap, need)
 
-    def _pick(self, batch: Inputs) -> Callable[[Inputs, Tap, torch.Tensor | None], torch.Tensor] | None:
+    def _pick(self, batch: Inputs) -> Graph | None:
         if batch.decode and (size := _bucket(self.plan.decode_sizes, batch.tokens)) is not None:
             if batch.packing.page_table.shape[1] <= self.plan.width:
                 return self._decode[size]
@@ -89,20 +92,20 @@ class GraphRunner:
             self._said.add(text)
             log.info("%s", text)
 
-    def _capture_decode(self, size: int, capture: Capture) -> DecodeGraph:
-        graph = DecodeGraph(self._decoder, self._kv, self.plan, size, capture)
+    def _captured(self, kind: type[DecodeGraph] | type[PrefillGraph], size: int, capture: Capture) -> Graph:
         self.captures += 1
-        return graph
-
-    def _capture_prefill(self, size: int, capture: Capture) -> PrefillGraph:
-        graph = PrefillGraph(self._decoder, self._kv, self.plan, size, capture)
-        self.captures += 1
-        return graph
+        return kind(self._decoder, self._kv, self.plan, size, capture)
 
 
 def _bucket(sizes: tuple[int, ...], count: int) -> int | None:
     at = bisect.bisect_left(sizes, count)
     return sizes[at] if at < len(sizes) else None
+
+
+def _fill(own: torch.Tensor, given: torch.Tensor, pad: int) -> None:
+    """Put a step's numbers into a static buffer, and ``pad`` behind them."""
+    own[: len(given)] = given
+    own[len(given) :] = pad
 
 
 class _Shown:
@@ -121,7 +124,7 @@ class DecodeGraph:
     """One whole forward pass of ``size`` sequences with one token each."""
 
     def __init__(self, decoder: Decoder, kv: KVPages, plan: GraphPlan, size: int, capture: Capture) -> None:
-        self._size, self._spare, self._spare_slot = size, plan.spare, plan.spare * kv.page_size
+        self._spare, self._spare_slot = plan.spare, plan.spare * kv.page_size
         device = decoder.ops.device
         self._ids = torch.zeros(size, dtype=torch.int64, device=device)
         self._packing = Packing(
@@ -156,17 +159,11 @@ class DecodeGraph:
     def __call__(self, batch: Inputs, tap: Tap, need: torch.Tensor | None) -> torch.Tensor:
         """Fill in, replay, and hand out the rows of real tokens."""
         count, own, given = batch.tokens, self._packing, batch.packing
-        self._ids[:count] = batch.ids
-        own.positions[:count] = given.positions
-        own.kv_lens[:count] = given.kv_lens
-        own.page_table[:count, : given.page_table.shape[1]] = given.page_table
-        own.slots[:count] = given.slots
-        if count < self._size:
-            self._ids[count:] = 0
-            own.positions[count:] = 0
-            own.kv_lens[count:] = 1
-            own.page_table[count:, 0] = self._spare
-            own.slots[count:] = self._spare_slot
+        _fill(self._ids, batch.ids, 0)
+        _fill(own.positions, given.positions, 0)
+        _fill(own.kv_lens, given.kv_lens, 1)
+        _fill(own.page_table[:, : given.page_table.shape[1]], given.page_table, self._spare)
+        _fill(own.slots, given.slots, self._spare_slot)
         final, *rows = self._replay(*self._inputs)
         for layer, shown in zip(self._layers, rows, strict=True):
             if layer in tap.layers:
@@ -181,7 +178,7 @@ class PrefillGraph:
     """
 
     def __init__(self, decoder: Decoder, kv: KVPages, plan: GraphPlan, size: int, capture: Capture) -> None:
-        self._decoder, self._kv, self._size = decoder, kv, size
+        self._decoder, self._kv = decoder, kv
         device, spec = decoder.ops.device, decoder.spec
         self._spare_slot = plan.spare * kv.page_size
         self._ids = torch.zeros(size, dtype=torch.int64, device=device)
@@ -219,13 +216,9 @@ class PrefillGraph:
     def __call__(self, batch: Inputs, tap: Tap, need: torch.Tensor | None) -> torch.Tensor:
         """Fill in, replay piece by piece, and hand out the rows of real tokens."""
         count, decoder = batch.tokens, self._decoder
-        for own, given, pad in (
-            (self._ids, batch.ids, 0),
-            (self._positions, batch.packing.positions, 0),
-            (self._slots, batch.packing.slots, self._spare_slot),
-        ):
-            own[:count] = given
-            own[count:] = pad
+        _fill(self._ids, batch.ids, 0)
+        _fill(self._positions, batch.packing.positions, 0)
+        _fill(self._slots, batch.packing.slots, self._spare_slot)
         x, q = self._first(self._ids, self._positions, self._slots, self._kv.data)
         for layer in range(decoder.spec.layers):
             if layer in tap.layers:
