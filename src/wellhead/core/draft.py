@@ -38,23 +38,21 @@ class DraftFiles:
         if not algorithm.has_model:
             return None
         path = locate(options.speculative_draft_model_path or "")
-        if not algorithm.reads_target:
-            model = load_spec(path)
-            files = DraftFiles(path, model, None)
+        eagle = eagle_spec(path, target.layers, three=algorithm is Algorithm.EAGLE3) if algorithm.reads_target else None
+        model = load_spec(path) if eagle is None else eagle.model
+        if eagle is None:
             context = options.context_length or target.context_length
             if model.context_length < context:
                 raise _refuse(
                     f"has a context of {model.context_length} tokens, the target runs with {context}; set context_length"
                 )
         else:
-            eagle = eagle_spec(path, target.layers, three=algorithm is Algorithm.EAGLE3)
-            wanted = read_json(path / "config.json").get("target_hidden_size", eagle.model.hidden_size)
-            for hidden in (eagle.model.hidden_size, wanted):
+            wanted = read_json(path / "config.json").get("target_hidden_size", model.hidden_size)
+            for hidden in (model.hidden_size, wanted):
                 _agree("hidden_size", hidden, target.hidden_size)
-            _agree("vocab_size", eagle.model.vocab_size, target.vocab_size)
-            files = DraftFiles(path, eagle.model, EagleFiles(path, eagle))
-        _agree("vocab_size", files.model.vocab_size, target.vocab_size)
-        stored = checkpoint_dtype(path) if files.eagle is not None else files.model.dtype
+        _agree("vocab_size", model.vocab_size, target.vocab_size)
+        files = DraftFiles(path, model, EagleFiles(path, eagle) if eagle is not None else None)
+        stored = checkpoint_dtype(path) if eagle is not None else model.dtype
         if options.dtype == "auto" and stored != dtype:  # a draft is converted only where the target is too
             raise _refuse(f"is in {stored}, the target in {dtype}; name one with dtype to run both in it")
         return files
