@@ -38,12 +38,18 @@ def encode(vectors: Vectors) -> tuple[int | None, Iterator[bytes]]:
     shape: tuple[int, ...] = (rows, vectors.hidden_size)
     if vectors.layers != (None,):
         shape = (len(vectors.layers), *shape)
-    text = f"{{'descr': '{_DESCR[vectors.dtype]}', 'fortran_order': False, 'shape': {shape}, }}".encode()
-    size = -(-(len(_MAGIC) + 2 + len(text) + 1) // 64) * 64
-    head = _MAGIC + (size - 10).to_bytes(2, "little") + text.ljust(size - 11) + b"\n"
+    head = header(vectors.dtype, shape)
     itemsize = STORAGE[vectors.dtype].itemsize
-    length = size + rows * vectors.hidden_size * itemsize * len(vectors.layers)
+    length = len(head) + rows * vectors.hidden_size * itemsize * len(vectors.layers)
     return length, _chunks(head, vectors)
+
+
+def header(dtype: DType, shape: tuple[int, ...], size: int | None = None) -> bytes:
+    """The head of a file, of ``size`` bytes or of the fewest that numpy's alignment allows."""
+    text = f"{{'descr': '{_DESCR[dtype]}', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    if size is None:
+        size = -(-(len(_MAGIC) + 2 + len(text) + 1) // 64) * 64
+    return _MAGIC + (size - 10).to_bytes(2, "little") + text.ljust(size - 11) + b"\n"
 
 
 def _chunks(head: bytes, vectors: Vectors) -> Iterator[bytes]:

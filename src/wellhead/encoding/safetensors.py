@@ -21,7 +21,8 @@ from wellhead.errors import InvalidRequest
 from wellhead.types import STORAGE, DType
 
 MEDIA_TYPE = "application/vnd.safetensors"
-_NAME: dict[DType, str] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+#: safetensors' names of our dtypes.
+DTYPE_NAME: dict[DType, str] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _MOST_HEADER = 64 << 20
 
 
@@ -37,12 +38,16 @@ def encode(vectors: Vectors) -> tuple[int | None, Iterator[bytes]]:
         tensors["offsets"] = {"dtype": "I64", "shape": [len(counts) + 1], "data_offsets": [0, at]}
     size = rows * width * STORAGE[vectors.dtype].itemsize
     for name in vectors.names():
-        tensors[name] = {"dtype": _NAME[vectors.dtype], "shape": [rows, width], "data_offsets": [at, at + size]}
+        tensors[name] = {"dtype": DTYPE_NAME[vectors.dtype], "shape": [rows, width], "data_offsets": [at, at + size]}
         at += size
-    header = json.dumps(tensors, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    head = len(header).to_bytes(8, "little") + header + offsets
+    head = framed(json.dumps(tensors, separators=(",", ":")).encode()) + offsets
     return len(head) - len(offsets) + at, _chunks(head, vectors)
+
+
+def framed(header: bytes) -> bytes:
+    """A header's JSON as it stands at the head of a file: its length before it, blanks behind it up to a multiple of 8."""
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header
 
 
 def _chunks(head: bytes, vectors: Vectors) -> Iterator[bytes]:
@@ -73,7 +78,7 @@ def _decode(view: memoryview) -> Vectors:
     arrays: dict[int | None, list[NDArray[Any]]] = {}
     dtype: DType = "float32"
     for name, part in parts.items():
-        dtype = next(d for d, said in _NAME.items() if said == tensors[name]["dtype"])
+        dtype = next(d for d, said in DTYPE_NAME.items() if said == tensors[name]["dtype"])
         rows = np.frombuffer(part, STORAGE[dtype]).reshape(tensors[name]["shape"])
         if cuts is not None and (cuts[0] != 0 or cuts[-1] != len(rows) or cuts != sorted(cuts)):
             raise ValueError(f"offsets that do not divide {len(rows)} rows")

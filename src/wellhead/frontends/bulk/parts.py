@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from wellhead.encoding import npy, safetensors
 from wellhead.frontends.bulk.files import part_of, publish, remove
 from wellhead.frontends.bulk.options import Format
 from wellhead.frontends.bulk.schema import Group, Schema
 from wellhead.types import STORAGE, DType
 
-_SAFETENSORS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _NPY_HEADER = 128
 
 
@@ -129,9 +129,7 @@ class SafetensorsPart:
             begin, end = end, end + sum(a.nbytes for a in arrays)
             header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
             blocks += arrays
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(safetensors.framed(json.dumps(header).encode()))
         for block in blocks:
             file.write(np.ascontiguousarray(block).data)
 
@@ -143,7 +141,7 @@ class SafetensorsPart:
                 ends = np.zeros(len(lengths) + 1, np.int64)
                 np.cumsum(lengths, out=ends[1:])
                 offsets.append((f"{name}.offsets", "I64", [len(ends)], [ends]))
-        kind, width = _SAFETENSORS[self._schema.dtype], self._schema.hidden_size
+        kind, width = safetensors.DTYPE_NAME[self._schema.dtype], self._schema.hidden_size
         return offsets + [(name, kind, [sum(map(len, p)), width], p) for name, p in self._tensors.items()]
 
     def discard(self) -> None:
@@ -170,10 +168,8 @@ class NpyPart:
 
     def close(self) -> None:
         shape = (self._rows, self._hidden_size)
-        text = f"{{'descr': '{STORAGE[self._dtype].str}', 'fortran_order': False, 'shape': {shape}, }}"
         self._file.seek(0)
-        self._file.write(b"\x93NUMPY\x01\x00" + (_NPY_HEADER - 10).to_bytes(2, "little"))
-        self._file.write(text.encode().ljust(_NPY_HEADER - 11) + b"\n")
+        self._file.write(npy.header(self._dtype, shape, _NPY_HEADER))
         self._file.close()
         publish(self.paths[0])
 

@@ -84,8 +84,8 @@ class Job:
     def run(self) -> int:
         options, layout = self._options, self._layout
         earlier = None if options.overwrite else self._stored()
-        self._spare_inputs()
         source = open_input(options, earlier.header.get("input", []) if earlier else [])
+        self._spare_inputs(source)
         said = {
             "wellhead": VERSION, "options": options.deciding(), "input": [f.to_dict() for f in source.files],
             "model": model_facts(options),
@@ -103,9 +103,9 @@ class Job:
         finally:
             layout.remove_empty()
 
-    def _spare_inputs(self) -> None:
+    def _spare_inputs(self, source: Input) -> None:
         output = self._options.output
-        for file in expand(self._options.input, self._options.input_format):
+        for file in source.files:
             if file.path.exists() and output.exists() and output.samefile(file.path):
                 raise InvalidConfig("--output is the input file, which it would replace", param="output")
 
