@@ -208,7 +208,8 @@ def test_flush_is_refused_while_requests_run(live: Callable[..., LiveServer]) ->
     with server.http.stream(
         "POST", "/generate", json={"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 500, "ignore_eos": True}}
     ) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()  # must stay alive: httpx closes the connection with it, which would abort the request
+        next(lines)
         busy = server.http.post("/flush_cache")
         assert busy.status_code == 400 or server.idle()
     server.check_all_given_back()
