@@ -24,6 +24,8 @@ void glu(const void* x, int64_t rows, const Weight& w, Activation activation, vo
 
 void embed(const int64_t* ids, int64_t count, const Weight& w, float scale, float* out);
 void norm(const float* x, int64_t rows, int64_t size, const float* weight, float eps, c10::ScalarType type, void* out);
+// Per row: the largest element, where it first stands, and whether all are finite (if not, the other two say nothing).
+void peak(const float* x, int64_t rows, int64_t size, float* most, int64_t* at, bool* finite);
 void norm_add(const float* x, int64_t rows, int64_t size, const float* weight, float eps, float* residual);
 
 // Pages [pages, layers, heads, 2, size * dim], keys before values. Keys of a page and head: [dim, size], with pairs

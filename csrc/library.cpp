@@ -1,6 +1,7 @@
 // The operators that Python sees (torch.ops.wellhead): checks, allocation, and the call.
 #include <ATen/core/Tensor.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
 #include <torch/library.h>
 
 #include <optional>
@@ -97,6 +98,16 @@ void norm_add_op(Tensor residual, const Tensor& x, const Tensor& w, double eps) 
   norm_add(x.const_data_ptr<float>(), x.size(0), x.size(1), scales, static_cast<float>(eps), residual.mutable_data_ptr<float>());
 }
 
+std::tuple<Tensor, Tensor, Tensor> peak_op(const Tensor& x) {
+  check(x, "x", ScalarType::Float, 2);
+  const int64_t rows = x.size(0);
+  TORCH_CHECK_VALUE(x.size(1) > 0, "wellhead: rows without elements have no largest one");
+  Tensor most = empty({rows}, ScalarType::Float), at = empty({rows}, ScalarType::Long), finite = empty({rows}, ScalarType::Bool);
+  peak(x.const_data_ptr<float>(), rows, x.size(1), most.mutable_data_ptr<float>(), at.mutable_data_ptr<int64_t>(),
+       finite.mutable_data_ptr<bool>());
+  return {most, at, finite};
+}
+
 Pages pages(const Tensor& kv, bool pairs, int64_t layer, int64_t size) {
   check(kv, "the pages", kv.scalar_type(), 5);
   TORCH_CHECK_INDEX(layer >= 0 && layer < kv.size(1), "wellhead: layer ", layer, " of ", kv.size(1));
@@ -163,7 +174,11 @@ Tensor attend_op(const Tensor& q, const Tensor& kv, bool pairs, int64_t layer, i
 }  // namespace
 
 // The calling thread's share of torch's own operators runs on it alone from now on; other threads are not affected.
-void lone_torch_op() { omp_set_num_threads(1); }
+// Trap: torch gives each thread the number of torch.set_num_threads when it first asks, so it is made to ask before.
+void lone_torch_op() {
+  at::get_num_threads();
+  omp_set_num_threads(1);
+}
 
 TORCH_LIBRARY(wellhead, m) {
   m.def("set_team_size(int size) -> ()", &set_team_size);
@@ -174,6 +189,7 @@ TORCH_LIBRARY(wellhead, m) {
   m.def("glu(Tensor x, Tensor w, int out, bool silu) -> Tensor");
   m.def("embed(Tensor ids, Tensor w, int out, float scale) -> Tensor");
   m.def("norm(Tensor x, Tensor w, float eps, ScalarType type) -> Tensor");
+  m.def("peak(Tensor x) -> (Tensor, Tensor, Tensor)");
   m.def("norm_add_(Tensor(a!) residual, Tensor x, Tensor w, float eps) -> ()");
   m.def(
       "rope_store(Tensor qkv, Tensor(a!) kv, bool pairs, int layer, int page_size, int heads, Tensor positions, Tensor slots, "
@@ -190,6 +206,7 @@ TORCH_LIBRARY_IMPL(wellhead, CPU, m) {
   m.impl("glu", &glu_op);
   m.impl("embed", &embed_op);
   m.impl("norm", &norm_op);
+  m.impl("peak", &peak_op);
   m.impl("norm_add_", &norm_add_op);
   m.impl("rope_store", &rope_store_op);
   m.impl("attend", &attend_op);

@@ -1,4 +1,5 @@
 // Products with packed weights, each with the step that follows it fused in.
+#include "few.h"
 #include "kernels.h"
 #include "numbers.h"
 #include "team.h"
@@ -32,7 +33,9 @@ void multiply(const C* x, int64_t rows, const Weight& w, const Finish& finish) {
         widened = block;
         panel = wide;
       }
-      product(count, kCols, w.in, x + first * w.in, w.in, panel, kCols, tile, kCols, false);
+      bool done = false;
+      if constexpr (kPairs<C>) done = few_rows(count, w.in, x + first * w.in, w.in, panel, tile);
+      if (!done) product(count, kCols, w.in, x + first * w.in, w.in, panel, kCols, tile, kCols, false);
       finish(tile, first, count, block);
     }
   });

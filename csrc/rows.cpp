@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace wellhead {
 namespace {
@@ -147,6 +148,29 @@ void norm(const float* x, int64_t rows, int64_t size, const float* weight, float
     share(rows, grain(size), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) norm_row(x + r * size, size, weight, eps, static_cast<S*>(out) + r * size);
     });
+  });
+}
+
+void peak(const float* x, int64_t rows, int64_t size, float* most, int64_t* at, bool* finite) {
+  share(rows, grain(size), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const float* row = x + r * size;
+      Vec high(-std::numeric_limits<float>::infinity()), zero(0.f);  // v - v is 0, or NaN where v is not finite
+      const int64_t whole = size / kLanes * kLanes;
+      for (int64_t i = 0; i < whole; i += kLanes) {
+        const Vec v = load(row + i);
+        high = at::vec::maximum(high, v);
+        zero = zero + (v - v);
+      }
+      float top = largest(high), none = sum(zero);
+      for (int64_t i = whole; i < size; ++i) {
+        top = std::max(top, row[i]);
+        none += row[i] - row[i];
+      }
+      most[r] = top;
+      at[r] = std::find(row, row + size, top) - row;
+      finite[r] = none == 0.f;
+    }
   });
 }
 

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from wellhead.kernels.plain import PlainOps
 from wellhead.runner.sampler import Draws, adjust_, sample, uniform
 from wellhead.step import SampleSpec
 from wellhead.types import LogprobSpec, SamplingParams
 
 VOCAB, DRAWS = 60, 20_000
 NONE = np.empty(0, np.int32)
+PEAK = PlainOps(torch.float32).peak
 
 
 def logits(seed: int = 0, vocab: int = VOCAB) -> torch.Tensor:
@@ -92,9 +94,9 @@ def test_a_row_draws_the_same_in_any_company() -> None:
     specs = [
         spec(seed=i, position=i, temperature=0.7, top_p=0.9, repetition_penalty=1.3, prompt=[1, 2], output=[3]) for i in range(70)
     ]
-    together = Draws(rows.clone(), specs)
+    together = Draws(rows.clone(), specs, PEAK)
     for i in range(70):
-        alone = Draws(rows[i : i + 1].clone(), specs[i : i + 1])[0]
+        alone = Draws(rows[i : i + 1].clone(), specs[i : i + 1], PEAK)[0]
         assert alone.token == together[i].token
         one, other = alone.logprobs, together[i].logprobs
         assert one is not None
@@ -136,15 +138,15 @@ def test_bias_comes_first_and_bans_last() -> None:
 def test_a_broken_row_is_told_and_its_neighbours_are_not_touched(bad: float) -> None:
     rows = torch.stack([logits(i) for i in range(3)])
     rows[1, 5] = bad
-    draws = Draws(rows.clone(), [spec(seed=i) for i in range(3)])
+    draws = Draws(rows.clone(), [spec(seed=i) for i in range(3)], PEAK)
     drawn = [draws[i] for i in range(3)]
     assert [(d.finite, d.token >= 0) for d in drawn] == [(True, True), (False, False), (True, True)]
     for i in (0, 2):
-        assert drawn[i].token == Draws(rows[i : i + 1].clone(), [spec(seed=i)])[0].token
+        assert drawn[i].token == Draws(rows[i : i + 1].clone(), [spec(seed=i)], PEAK)[0].token
 
 
 def test_greedy_is_the_largest_and_its_logprob_is_at_temperature_one() -> None:
-    drawn = Draws(logits()[None].clone(), [spec(temperature=0.0)])[0]
+    drawn = Draws(logits()[None].clone(), [spec(temperature=0.0)], PEAK)[0]
     assert drawn.token == int(logits().argmax())
     assert drawn.logprobs is not None
     assert drawn.logprobs.values[0] == pytest.approx(float(torch.log_softmax(logits(), -1).max()))
@@ -155,7 +157,7 @@ def test_the_colder_the_surer(temperature: float) -> None:
     for shift in (0.0, -1e4, 3e38):
         row = logits() * (1 if shift < 1e30 else 0) + shift
         row[7] = row.max() + 1 if shift < 1e30 else row.max() * 1.1
-        drawn = Draws(row[None].clone(), [spec(temperature=temperature, top_p=0.9)])[0]
+        drawn = Draws(row[None].clone(), [spec(temperature=temperature, top_p=0.9)], PEAK)[0]
         assert drawn.token == 7
         assert drawn.logprobs is not None and drawn.logprobs.values[0] == 0.0
 
@@ -168,5 +170,5 @@ def test_where_no_token_is_left_none_is_drawn(temperature: float) -> None:
         spec(temperature=temperature, logit_bias=((5, 1e39),)),
         spec(temperature=temperature, repetition_penalty=1e-45, prompt=[int(logits().argmax())]),
     ]
-    draws = Draws(torch.stack([logits()] * 4), [*broken, spec(temperature=temperature)])
+    draws = Draws(torch.stack([logits()] * 4), [*broken, spec(temperature=temperature)], PEAK)
     assert [(draws[i].finite, draws[i].token >= 0) for i in range(4)] == [(False, False)] * 3 + [(True, True)]

@@ -31,6 +31,18 @@ def test_norm(ops: NativeOps, size: int) -> None:
     assert distance(summed, residual.double() + exact) <= 1e-6
 
 
+@pytest.mark.parametrize("size", [1, 7, 16, 33, 1000, 49_152])
+def test_peak(size: int) -> None:
+    native, plain = NativeOps(torch.float32), PlainOps(torch.float32)
+    rows = numbers(7, size, seed=5)
+    rows[1] = -3.0
+    rows[2, [0, -1]] = rows[2].max() + 1  # the first of equals counts
+    assert native.peak(rows) == plain.peak(rows)
+    assert native.peak(rows).at[1:3] == [0, 0] and all(native.peak(rows).finite)
+    rows[4, size // 2], rows[5, -1], rows[6, 0] = torch.nan, torch.inf, -torch.inf
+    assert native.peak(rows).finite == plain.peak(rows).finite == [True] * 4 + [False] * 3
+
+
 @pytest.mark.parametrize("dim", [2, 16, 32, 64, 80, 96, 128, 256])
 @pytest.mark.parametrize("rope", [False, True])
 @pytest.mark.parametrize("qk_norm", [False, True])

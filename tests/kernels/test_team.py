@@ -77,6 +77,7 @@ def test_a_child_of_fork_has_a_team_of_its_own(ops: NativeOps) -> None:
 
 def test_an_engine_thread_leaves_other_threads_their_torch(ops: NativeOps) -> None:
     before = torch.get_num_threads()
+    torch.set_num_threads(before)  # which new threads take over when they first use torch
     seen: list[int] = []
 
     def engine() -> None:

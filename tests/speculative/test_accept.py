@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from wellhead.kernels.plain import PlainOps
 from wellhead.runner.sampler import Draws, draw, uniform
 from wellhead.speculation import Algorithm, effective_capture
 from wellhead.speculative.accept import accept
@@ -15,6 +16,7 @@ from wellhead.step import SampleSpec
 from wellhead.types import CaptureMode, SamplingParams
 
 NONE = np.empty(0, np.int32)
+PEAK = PlainOps(torch.float32).peak
 NULL, LAST, FULL = CaptureMode
 
 
@@ -58,7 +60,7 @@ def test_the_distribution_is_the_targets_whatever_the_drafts() -> None:
         first, second, reached = np.zeros(vocab), np.zeros(vocab), 0
         for seed in range(runs):
             specs = [SampleSpec(params, seed, position, (), NONE, NONE, None) for position in (10, 11)]
-            got = draw(Draws(logits.clone(), specs), 0, drafts, None)
+            got = draw(Draws(logits.clone(), specs, PEAK), 0, drafts, None)
             first[got.tokens[0]] += 1
             if len(got.tokens) == 2:
                 second[got.tokens[1]] += 1

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from wellhead.errors import InvalidConfig
 from wellhead.kernels import build, fakes
-from wellhead.kernels.ops import Activation, KVPages, Packed, Packing
+from wellhead.kernels.ops import Activation, KVPages, Packed, Packing, Peak
 from wellhead.kernels.plain import SUPPORTED, check_glu, check_weights
 
 BLOCK = 32  # columns of a packed block; kCols of csrc/numbers.h
@@ -41,6 +41,7 @@ class NativeOps:
         self._embed = kernels.embed.default
         self._norm = kernels.norm.default
         self._norm_add = kernels.norm_add_.default
+        self._peak = kernels.peak.default
         self._rope_store = kernels.rope_store.default
         self._attend = kernels.attend.default
         self._pairs = dtype == torch.bfloat16
@@ -133,6 +134,11 @@ class NativeOps:
     def norm_add_(self, residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
         """``residual += norm(x)`` in float32."""
         self._norm_add(residual, x, weight, eps)
+
+    def peak(self, x: torch.Tensor) -> Peak:
+        """One pass over each row, and one up to its largest element."""
+        most, at, finite = self._peak(x)
+        return Peak(most.tolist(), at.tolist(), finite.tolist())
 
     def new_kv(self, *, pages: int, page_size: int, layers: int, kv_heads: int, head_dim: int) -> KVPages:
         """Uninitialised pages; raises InvalidConfig for a page size that is not 16, 32, 64 or 128, or an odd head dim."""

@@ -73,6 +73,16 @@ class Packing:
     decode: bool = False  # every sequence has exactly one token
 
 
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Of each row: its largest element, the first place of that, and whether no element is NaN or infinite; if one is, the
+    other two say nothing."""
+
+    most: list[float]
+    at: list[int]
+    finite: list[bool]
+
+
 class Ops(Protocol):
     """Row-wise operators: the result for one token never depends on which other tokens are in the call."""
 
@@ -128,6 +138,10 @@ class Ops(Protocol):
 
     def norm_add_(self, residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
         """``residual += norm(x)``, all float32, in place (the post-norms of Gemma)."""
+        ...
+
+    def peak(self, x: torch.Tensor) -> Peak:
+        """The largest element of each row of float32 ``[R, V]``, where it first stands, and whether the whole row is finite."""
         ...
 
     def new_kv(self, *, pages: int, page_size: int, layers: int, kv_heads: int, head_dim: int) -> KVPages:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from wellhead.errors import InvalidConfig
-from wellhead.kernels.ops import Activation, KVPages, Packed, Packing
+from wellhead.kernels.ops import Activation, KVPages, Packed, Packing, Peak
 
 SUPPORTED = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -79,6 +79,11 @@ class PlainOps:
     def norm_add_(self, residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
         """``residual += norm(x)`` in float32."""
         residual.add_(_rms(x, weight, eps))
+
+    def peak(self, x: torch.Tensor) -> Peak:
+        """As torch finds it."""
+        most, at = x.max(dim=-1)
+        return Peak(most.tolist(), at.tolist(), torch.isfinite(x).all(dim=-1).tolist())
 
     def new_kv(self, *, pages: int, page_size: int, layers: int, kv_heads: int, head_dim: int) -> KVPages:
         """Uninitialised pages."""

@@ -167,7 +167,7 @@ class EagerRunner:
         """Draw for the plan rows of ``part``, each with the place of its first row in ``final``."""
         index = packer.concat([np.arange(at, at + len(plan.rows[i].samples), dtype=np.int64) for i, at in part])
         logits = self.decoder.logits(final.index_select(0, self._put(index)))
-        draws = Draws(logits, [spec for i, _ in part for spec in plan.rows[i].samples])
+        draws = Draws(logits, [spec for i, _ in part for spec in plan.rows[i].samples], self.decoder.ops.peak)
         first = 0
         for i, _ in part:
             row = plan.rows[i]

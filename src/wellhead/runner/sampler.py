@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from wellhead.kernels.ops import Peak
 from wellhead.speculative.accept import accept
 from wellhead.step import RowResult, SampleSpec
 from wellhead.types import Logprobs, LogprobSpec, SamplingParams
@@ -36,20 +37,23 @@ class Draws:
     temperature (greedy: at 1), as SGLang reports them.
     """
 
-    def __init__(self, logits: torch.Tensor, specs: list[SampleSpec]) -> None:
+    def __init__(self, logits: torch.Tensor, specs: list[SampleSpec], find: Callable[[torch.Tensor], Peak]) -> None:
+        """``find``: ``Ops.peak``."""
         self._logits, self._specs = logits, specs
-        self._broken = (~torch.isfinite(logits)).any(dim=-1).tolist()
-        for row, spec in zip(logits, specs, strict=True):
-            adjust_(row, spec)
-        self._most, self._best = (found.tolist() for found in logits.max(dim=-1))
+        self._peak = find(logits)
+        for i, spec in enumerate(specs):
+            if self._peak.finite[i] and adjust_(logits[i], spec):
+                changed = find(logits[i : i + 1])
+                self._peak.most[i], self._peak.at[i] = changed.most[0], changed.at[0]
 
     def __getitem__(self, i: int) -> Drawn:
         """What is drawn from row ``i``."""
-        if self._broken[i] or not math.isfinite(self._most[i]):
+        most = self._peak.most[i]
+        if not self._peak.finite[i] or not math.isfinite(most):
             return Drawn(-1, False, None)
         spec, params = self._specs[i], self._specs[i].params
-        row = tempered(self._logits[i], self._most[i], params.temperature)
-        token = self._best[i] if params.greedy else sample(row, params, uniform(spec.seed, spec.position))
+        row = tempered(self._logits[i], most, params.temperature)
+        token = self._peak.at[i] if params.greedy else sample(row, params, uniform(spec.seed, spec.position))
         logprobs = None
         if spec.logprobs is not None:
             logprobs = token_logprobs(torch.log_softmax(row, dim=-1)[None], np.array([token]), spec.logprobs)
@@ -81,9 +85,11 @@ def tempered(row: torch.Tensor, most: float, temperature: float) -> torch.Tensor
     return torch.where(row == most, 0.0, -torch.inf)  # the quotients are beyond float32: only the best has a chance
 
 
-def adjust_(row: torch.Tensor, spec: SampleSpec) -> None:
-    """Bias, penalties and bans on one row ``[V]``, in place."""
+def adjust_(row: torch.Tensor, spec: SampleSpec) -> bool:
+    """Bias, penalties and bans on one row ``[V]``, in place; False if there are none."""
     params = spec.params
+    if not (params.logit_bias or params.penalised or spec.banned):
+        return False
     if params.logit_bias:
         ids, values = zip(*params.logit_bias, strict=True)
         row[list(ids)] += torch.tensor(values, dtype=row.dtype, device=row.device)
@@ -98,6 +104,7 @@ def adjust_(row: torch.Tensor, spec: SampleSpec) -> None:
             row[_ids(out, row)] -= torch.from_numpy(cost.astype(np.float32)).to(row.device)
     if spec.banned:
         row[list(spec.banned)] = -torch.inf
+    return True
 
 
 def _ids(ids: NDArray[np.int32], row: torch.Tensor) -> torch.Tensor:
