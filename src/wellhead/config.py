@@ -16,6 +16,7 @@ SWITCHES = (
     *("skip_tokenizer_init", "enable_return_hidden_states", "disable_radix_cache"),
     *("enable_torch_compile", "disable_cuda_graph"),
 )
+CHOICES = ("native_kernels", "disable_overlap_schedule")  # switches whose default depends on the machine
 #: The longest sequence that a decode graph on a GPU can see; longer ones decode without a graph.
 GRAPH_CONTEXT = 8192
 
@@ -47,6 +48,8 @@ class EngineConfig:
     schedule_policy             ``fcfs`` or ``lpm`` (longest prefix first)
     disable_radix_cache         forget every prefix
     random_seed                 from which requests without a ``sampling_seed`` get theirs
+    disable_overlap_schedule    plan a step only when the one before it is done; default: on the CPU, where planning has no
+                                processor to itself, and with speculative decoding, whose next step hangs on what was accepted
     enable_torch_compile        on the CPU: run steps as compiled graphs (a GPU has CUDA graphs without being asked)
     disable_cuda_graph          on a GPU: run every step operator by operator
     cuda_graph_max_bs           sequences in the largest decode graph, CPU graphs included; default: the running limit, at
@@ -80,6 +83,7 @@ class EngineConfig:
     schedule_policy: str = "fcfs"
     disable_radix_cache: bool = False
     random_seed: int = 0
+    disable_overlap_schedule: bool | None = None
     enable_torch_compile: bool = False
     disable_cuda_graph: bool = False
     cuda_graph_max_bs: int | None = None
@@ -111,9 +115,9 @@ class EngineConfig:
         for name in ("tokenizer_path", "served_model_name"):
             if getattr(self, name) is not None:
                 _check_str(self, name)
-        for name in (*SWITCHES, "native_kernels"):
+        for name in (*SWITCHES, *CHOICES):
             value = getattr(self, name)
-            if not isinstance(value, bool) and not (name == "native_kernels" and value is None):
+            if not isinstance(value, bool) and not (name in CHOICES and value is None):
                 raise InvalidConfig(f"{name} must be true or false, not {value!r}", param=name)
         if self.dtype not in ("auto", *DTYPES):
             raise InvalidConfig(f"dtype must be auto, {', '.join(DTYPES)}, not {self.dtype!r}", param="dtype")
@@ -156,7 +160,18 @@ class EngineConfig:
             raise InvalidConfig(
                 "schedule_policy lpm needs the prefixes that disable_radix_cache forgets", param="schedule_policy"
             )
-        self.speculation()
+        if self.disable_overlap_schedule is False and self.speculation().algorithm:
+            raise InvalidConfig(
+                f"steps cannot overlap under speculative_algorithm {self.speculation().algorithm.value}: the next one hangs on "
+                "what is accepted; leave disable_overlap_schedule out",
+                param="disable_overlap_schedule",
+            )
+
+    def overlaps(self, device: str) -> bool:
+        """Are steps planned ahead? ``device``: the resolved one."""
+        if self.disable_overlap_schedule is None:
+            return device == "cuda" and not self.speculation().algorithm
+        return not self.disable_overlap_schedule
 
     def speculation(self) -> Speculation:
         """The speculation that these options ask for."""
@@ -232,6 +247,7 @@ class EngineConfig:
             prefill_graphs=prefill_graphs,
             graph_context=GRAPH_CONTEXT if device == "cuda" else context,
             speculation=speculation,
+            overlap=self.overlaps(device),
         )
 
     def graph_sizes(self, device: str, chunk: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -281,6 +297,7 @@ class Resolved:
     prefill_graphs: tuple[int, ...] = ()
     graph_context: int = GRAPH_CONTEXT
     speculation: Speculation = PLAIN
+    overlap: bool = False
 
     @property
     def max_total_tokens(self) -> int:

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from wellhead.types import CaptureMode, Logprobs, LogprobSpec, SamplingParams
 
+#: Stands in a plan that was made ahead for the token that the step before it still has to draw.
+UNKNOWN = -1
+
 
 @dataclass(frozen=True, slots=True)
 class SampleSpec:

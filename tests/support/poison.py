@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wellhead.core.engine import Core
+from wellhead.core.flight import Flight
 from wellhead.runner.eager import EagerRunner
 from wellhead.runner.speculative import SpeculativeRunner
 from wellhead.step import Plan, StepResult
@@ -30,7 +31,11 @@ def note_freed(core: Core) -> set[int]:
 
 
 class PoisonedRunner:
-    """A runner around the real one. What it hands out is spoilt when the next step begins, so a kept view shows."""
+    """A runner around the real one. What it hands out is spoilt when the next step begins, so a kept view shows.
+
+    Where steps overlap, a step is judged while the next one runs: then it is spoilt one step later, and pages are poisoned
+    that were free when their step started, not those freed since, which it may still read.
+    """
 
     def __init__(self, core: Core) -> None:
         whole = core.runner
@@ -40,8 +45,19 @@ class PoisonedRunner:
         self.whole = whole
         self.plans: list[Plan] = []
         self._freed = note_freed(core)
+        self._due: set[int] = set()
         self._handed_out: list[NDArray[Any]] = []
+        self._older: list[NDArray[Any]] = []
+        self._overlap = core.config.overlap
         core.runner = self
+        if self._overlap:
+            start = core._runway.start
+
+            def start_and_note(plan: Plan) -> Flight:
+                self._take_freed()
+                return start(plan)
+
+            core._runway.start = start_and_note  # type: ignore[method-assign]
 
     def _stores(self) -> list[Any]:
         draft = [self.whole.kv.data] if isinstance(self.whole, SpeculativeRunner) else []
@@ -50,23 +66,36 @@ class PoisonedRunner:
     def run(self, plan: Plan) -> StepResult:
         """Poison what was freed, but for the sources of this plan's copies: they may just have been evicted."""
         self.plans.append(plan)
-        self.spoil()
+        if self._overlap:
+            _spoil(self._older)
+            self._older = self._handed_out
+        else:
+            self.spoil()
+            self._take_freed()
         sources = {source for source, _ in plan.copies}
         for store in self._stores():
-            for page in self._freed - sources:
+            for page in self._due - sources:
                 store[page] = float("nan")
-        self._freed.clear()
+        self._due.clear()
         result = self.whole.run(plan)
         self._handed_out = [rows for row in result.rows for rows in (row.hidden or {}).values()]
         return result
 
+    def _take_freed(self) -> None:
+        self._due |= self._freed
+        self._freed.clear()
+
     def spoil(self) -> None:
-        """Spoil the rows of the last step."""
-        for rows in self._handed_out:
-            rows.fill(0x7FC0 if rows.dtype == np.uint16 else np.nan)
-        self._handed_out = []
+        """Spoil the rows of all steps so far."""
+        _spoil(self._handed_out + self._older)
+        self._handed_out, self._older = [], []
 
     @property
     def computed(self) -> int:
         """Tokens that were computed so far."""
         return sum(plan.tokens for plan in self.plans)
+
+
+def _spoil(arrays: list[NDArray[Any]]) -> None:
+    for rows in arrays:
+        rows.fill(0x7FC0 if rows.dtype == np.uint16 else np.nan)

@@ -7,6 +7,7 @@ dtype, and leave it in one copy per step.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -23,6 +24,32 @@ def to_storage(rows: torch.Tensor) -> NDArray[Any]:
     if host.dtype is torch.bfloat16:
         return host.view(torch.uint16).numpy()
     return host.numpy()
+
+
+class Transfer:
+    """Rows of one step on their way to the host: one asynchronous copy of all of them, or none where they are there already.
+
+    ``parts``: rows ``[k, H]`` of the model's dtype, under any names.
+    """
+
+    def __init__(self, parts: dict[Hashable, torch.Tensor]) -> None:
+        self._parts = parts
+        self._host: torch.Tensor | None = None
+        self._done: torch.cuda.Event | None = None
+        rows = list(parts.values())
+        if rows and rows[0].device.type == "cuda":
+            self._host = torch.empty((sum(map(len, rows)), rows[0].shape[1]), dtype=rows[0].dtype, pin_memory=True)
+            self._host.copy_(torch.cat(rows), non_blocking=True)
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._done.record()
+
+    def arrays(self) -> dict[Hashable, NDArray[Any]]:
+        """The rows under their names, as numpy holds their dtype; waits for the copy."""
+        if self._host is None or self._done is None:
+            return {name: to_storage(rows) for name, rows in self._parts.items()}
+        self._done.synchronize()
+        spans = torch.split(self._host, [len(rows) for rows in self._parts.values()])
+        return {name: to_storage(span) for name, span in zip(self._parts, spans, strict=True)}
 
 
 class RowStore:

@@ -67,6 +67,7 @@ class Assembled:
             "chunked_prefill_size": config.chunk,
             "schedule_policy": config.policy,
             "disable_radix_cache": not config.prefix_cache,
+            "disable_overlap_schedule": not config.overlap,
             "graphs": {"decode": list(config.decode_graphs), "prefill": list(config.prefill_graphs)},
             "speculative_algorithm": config.speculation.algorithm or None,
             "speculative_num_draft_tokens": config.speculation.drafts + 1 if config.speculation.algorithm else None,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from wellhead.cache.space import Space
 from wellhead.capture.sink import make_sink
 from wellhead.config import Resolved
+from wellhead.core.flight import Flight, Runway, filled
 from wellhead.core.latency import Latencies
 from wellhead.errors import InternalError, Overloaded, RequestAborted, RequestTimeout, WellheadError
 from wellhead.requests.text import TextStreams
@@ -79,10 +81,12 @@ class Core:
         self._texts = texts
         self._order = 0
         self._ended: list[Output] = []
+        self._runway = Runway(lambda plan: self.runner.run(plan))
+        self._flight: Flight | None = None
 
     @property
     def idle(self) -> bool:
-        return self.scheduler.idle and not self._ended
+        return self.scheduler.idle and not self._ended and self._flight is None
 
     # --- the door -----------------------------------------------------------------------------------------------
 
@@ -125,28 +129,66 @@ class Core:
     # --- one step -----------------------------------------------------------------------------------------------
 
     def step(self) -> list[Output]:
-        """Plan, run, judge, settle. A failure of the step ends its sequences with an error; the engine goes on."""
+        """Plan, run, judge, settle. A failure of the step ends its sequences with an error; the engine goes on.
+
+        With overlap, a call starts a step, or waits for the one that runs, and meanwhile plans the next; that is under way
+        before this one is judged.
+        """
         self._expire()
-        started = time.perf_counter()
-        plan = self.scheduler.plan()
-        outputs = []
-        if plan.rows:
-            self.latencies.begin(plan)
-            try:
-                outputs = self._run(plan)
-            except Exception as error:
-                log.exception("step %d failed", plan.number)
-                self._fail(plan, error)
-            self.counters.step_seconds.append(time.perf_counter() - started)
-        elif not self.scheduler.idle and not self._ended:
-            self._fail_stuck()
+        outputs = self._land(self._flight) if self._flight is not None else self._begin()
         ended, self._ended = self._ended, []
         self._count(ended + outputs)
         return ended + outputs
 
-    def _run(self, plan: Plan) -> list[Output]:
+    def _begin(self) -> list[Output]:
         started = time.perf_counter()
-        result = self.runner.run(plan)
+        plan = self.scheduler.plan()
+        if not plan.rows:
+            if not self.scheduler.idle and not self._ended:
+                self._fail_stuck()
+            return []
+        if self.config.overlap:
+            self._take_off(plan)
+            return []
+        self.latencies.begin(plan)
+        return self._attempt(plan, lambda: self.runner.run(plan), started)
+
+    def _take_off(self, plan: Plan) -> None:
+        self.latencies.begin(plan)
+        self._flight = self._runway.start(plan)
+
+    def _land(self, flight: Flight) -> list[Output]:
+        """Wait for a step, start the one that was planned meanwhile, and only then judge the first."""
+        ahead = self.scheduler.plan_ahead(flight.plan)
+        self._flight = None
+
+        def wait() -> StepResult:
+            try:
+                result = flight.result()
+            except Exception:
+                if ahead is not None:
+                    self.scheduler.withdraw(ahead)
+                raise
+            following = filled(ahead, flight.plan, result) if ahead is not None else None
+            if following is not None and following.rows:
+                self._take_off(following)
+            return result
+
+        return self._attempt(flight.plan, wait, flight.started)
+
+    def _attempt(self, plan: Plan, run: Callable[[], StepResult], started: float) -> list[Output]:
+        outputs = []
+        try:
+            outputs = self._judge(plan, run)
+        except Exception as error:
+            log.exception("step %d failed", plan.number)
+            self._fail(plan, error)
+        self.counters.step_seconds.append(time.perf_counter() - started)
+        return outputs
+
+    def _judge(self, plan: Plan, run: Callable[[], StepResult]) -> list[Output]:
+        started = time.perf_counter()
+        result = run()
         self.counters.speculated(plan, result, time.perf_counter() - started)
         outputs = self.results.process(plan, result, self.scheduler.get)
         self.scheduler.settle(plan)
@@ -156,6 +198,11 @@ class Core:
         counters.computed_tokens += plan.tokens
         counters.rows += result.produced
         return outputs
+
+    def close(self) -> None:
+        """Wait for the step that runs, and forget what comes of it. The core is not used afterwards."""
+        self._runway.close()
+        self._flight = None
 
     def _fail(self, plan: Plan, error: Exception) -> None:
         wrapped = error if isinstance(error, WellheadError) else InternalError(f"step {plan.number} failed: {error!r}")

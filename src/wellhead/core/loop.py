@@ -169,6 +169,7 @@ class EngineLoop:
         with self._lock:
             self._error = error
         try:
+            self._core.close()
             for output in self._core.abort_all(error):
                 self._deliver(output)
         except Exception:

@@ -28,6 +28,10 @@ ENGINE_FLAGS: dict[str, dict[str, Any]] = {
     "--schedule-policy": {"choices": ["fcfs", "lpm"]},
     "--disable-radix-cache": {"action": "store_true", "help": "keep no prefixes"},
     "--random-seed": {"type": int},
+    "--disable-overlap-schedule": {
+        "action": argparse.BooleanOptionalAction,
+        "help": "plan a step only when the one before it is done (default: on the CPU)",
+    },
     "--enable-torch-compile": {"action": "store_true", "help": "CPU: run decode steps as compiled graphs"},
     "--disable-cuda-graph": {"action": "store_true", "help": "GPU: run every step operator by operator"},
     "--cuda-graph-max-bs": {"type": int, "help": "sequences in the largest decode graph"},

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from wellhead.capture.tap import RowStore, StepTap, to_storage
+from wellhead.capture.tap import RowStore, StepTap, Transfer
 from wellhead.config import Resolved
 from wellhead.errors import InternalError
 from wellhead.kernels.ops import KVPages
@@ -25,6 +25,7 @@ from wellhead.types import CaptureMode, Logprobs, LogprobSpec
 
 #: Rows that pass the LM head at once; bounds the memory that logits take (a vocabulary of 262,144: 64 MiB).
 HEAD_ROWS = 64
+NOW, EARLIER = "now", "earlier"
 
 
 class EagerRunner:
@@ -88,9 +89,11 @@ class EagerRunner:
         tap = StepTap(wanted, self._put(index), self.decoder.ops.dtype, self.rows, batch.packing.slots, self._read)
         final = self._forward(batch, plan.mode, tap, index, packer.concat(heads)) if batch.tokens else None
         self.features = tap.features
+        old = [packer.recalled(row, self._config.page_size) for row in plan.rows]
+        moving = self._move(tap, wanted, packer.concat(old))
         judged = self._judge(plan, final, [len(h) for h in heads])
         due = [row.kept(len(r.tokens)) for row, r in zip(plan.rows, judged, strict=True)]
-        hidden = self._hand_over(plan, tap, [len(k) for k in kept], due)
+        hidden = _hand_over(plan, moving.arrays(), [len(k) for k in kept], [len(o) for o in old], due)
         rows = (dataclasses.replace(r, hidden=h) for r, h in zip(judged, hidden, strict=True))
         return StepResult(tuple(rows), sum(due) if wanted else 0)
 
@@ -116,27 +119,12 @@ class EagerRunner:
             tap.take_at(last, final, self._put(np.searchsorted(need, kept)))
         return final.index_select(0, self._put(np.searchsorted(need, heads))) if len(heads) else None
 
-    def _hand_over(self, plan: Plan, tap: StepTap, computed: list[int], due: list[int]) -> list[dict[int, NDArray[Any]]]:
-        """Rows of this step and rows recalled from the pages, on the host, per plan row; one copy of each kind per layer.
-
-        ``computed``: rows in the tap; ``due``: rows to hand over, fewer if drafts fell."""
-        old = [packer.recalled(row, self._config.page_size) for row in plan.rows]
-        slots = packer.concat(old)
-        hidden: list[dict[int, NDArray[Any]]] = [{} for _ in plan.rows]
-        for layer in sorted({la for row in plan.rows if row.keeps for la in row.layers}):
-            now = to_storage(tap.kept[layer]) if layer in tap.kept else None
-            past = to_storage(self._recall(layer, slots)) if len(slots) else None
-            at_now = at_past = 0
-            for i, (row, new, before) in enumerate(zip(plan.rows, computed, old, strict=True)):
-                parts = []
-                if past is not None and len(before):
-                    parts.append(past[at_past : at_past + len(before)])
-                if now is not None and new:
-                    parts.append(now[at_now : at_now + due[i] - len(before)])
-                at_now, at_past = at_now + new, at_past + len(before)
-                if parts and layer in row.layers:
-                    hidden[i][layer] = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return hidden
+    def _move(self, tap: StepTap, layers: frozenset[int], slots: NDArray[np.int64]) -> Transfer:
+        """Start bringing rows to the host: of each layer those computed now, and those of earlier steps at ``slots``."""
+        parts: dict[Hashable, torch.Tensor] = {(layer, NOW): rows for layer, rows in tap.kept.items()}
+        if len(slots):
+            parts |= {(layer, EARLIER): self._recall(layer, slots) for layer in layers}
+        return Transfer(parts)
 
     def _recall(self, layer: int, slots: NDArray[np.int64]) -> torch.Tensor:
         if self.rows is None:
@@ -182,6 +170,27 @@ class EagerRunner:
             logprobs = torch.log_softmax(self.decoder.logits(rows[part : part + HEAD_ROWS]), dim=-1)
             parts.append(token_logprobs(logprobs, targets[part : part + HEAD_ROWS].astype(np.int64), spec))
         return Logprobs.join(parts, spec)
+
+
+def _hand_over(
+    plan: Plan, rows: dict[Hashable, NDArray[Any]], computed: list[int], recalled: list[int], due: list[int]
+) -> list[dict[int, NDArray[Any]]]:
+    """Rows of this step and of earlier ones, per plan row. ``computed`` and ``recalled``: how many of each there are;
+    ``due``: how many to hand over, fewer if drafts fell."""
+    hidden: list[dict[int, NDArray[Any]]] = [{} for _ in plan.rows]
+    for layer in sorted({la for row in plan.rows if row.keeps for la in row.layers}):
+        now, past = rows.get((layer, NOW)), rows.get((layer, EARLIER))
+        at_now = at_past = 0
+        for i, (row, new, before) in enumerate(zip(plan.rows, computed, recalled, strict=True)):
+            parts = []
+            if past is not None and before:
+                parts.append(past[at_past : at_past + before])
+            if now is not None and new:
+                parts.append(now[at_now : at_now + due[i] - before])
+            at_now, at_past = at_now + new, at_past + before
+            if parts and layer in row.layers:
+                hidden[i][layer] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return hidden
 
 
 def _parts(plan: Plan, draws: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:

@@ -20,13 +20,13 @@ from sortedcontainers import SortedDict
 from wellhead.cache.radix import common_prefix
 from wellhead.cache.space import Space
 from wellhead.config import Resolved
+from wellhead.scheduler.rows import NO_TOKENS, Standing, foreseeable, plan_row
 from wellhead.scheduler.sequence import Phase, Sequence
-from wellhead.step import Plan, PlanRow, SampleSpec
+from wellhead.step import Plan, PlanRow
 from wellhead.types import CaptureMode
 
 PATIENCE = 16
 LOOKAHEAD = 128
-NO_TOKENS = np.empty(0, np.int32)
 
 
 class Scheduler:
@@ -39,6 +39,7 @@ class Scheduler:
         self.waiting: SortedDict = SortedDict()
         self.running: list[Sequence] = []
         self._by_key: dict[str, Sequence] = {}
+        self._flying: dict[str, PlanRow] = {}  # rows of the step that runs while the next is planned; else empty
         self._number = 0
         self.preemptions = 0
         self.draft_seconds = 0.0
@@ -80,12 +81,47 @@ class Scheduler:
 
     # --- one step -----------------------------------------------------------------------------------------------
 
+    def plan_ahead(self, running: Plan) -> Plan | None:
+        """The step after ``running``, which has not come back; the tokens that it draws are UNKNOWN.
+
+        A sequence that ``running`` turns out to end is in it nevertheless; what comes of that row concerns nobody. ``None``
+        if the step hangs on more than that (penalties, prompt logprobs, somebody who must make room), or there is none.
+        """
+        flying = {row.key: row for row in running.rows if row.key in self._by_key}
+        if not all(foreseeable(self._by_key[key], row) for key, row in flying.items()):
+            return None
+        self._flying = flying
+        try:
+            plan = self.plan() if self._room_for_all() else None
+        finally:
+            self._flying = {}
+        return plan if plan is not None and plan.rows else None
+
+    def withdraw(self, plan: Plan) -> None:
+        """Give up a plan that was made ahead: what it was to begin goes back to the queue."""
+        for row in plan.rows:
+            seq = self._by_key.get(row.key)
+            if seq is not None and seq.phase is Phase.RUNNING:
+                self._preempt(seq)
+
+    def _standing(self, seq: Sequence) -> Standing:
+        return Standing.of(seq, self._flying)
+
+    def _room_for_all(self) -> bool:
+        """Can every sequence that decodes get room for its newest token without anybody's leave?"""
+        need = 0
+        for seq in self.running:
+            at = self._standing(seq)
+            if at.decodes(seq) and seq.lease is not None:
+                need += max(0, self.space.pages_for(at.length) - len(seq.lease))
+        return need <= self.space.available
+
     def plan(self) -> Plan:
         """The next step; empty if nothing can run."""
         self._number += 1
         rows = self._decodes()
         budget = self._config.chunk
-        for seq in sorted((s for s in self.running if not s.decoding), key=lambda s: s.order):
+        for seq in sorted((s for s in self.running if self._standing(s).reads(s)), key=lambda s: s.order):
             if budget > 0:
                 rows.append(self._chunk(seq, budget))
                 budget -= len(rows[-1].tokens)
@@ -100,22 +136,26 @@ class Scheduler:
     def _decodes(self) -> list[PlanRow]:
         """First room for the newest token of each, then drafts, as far as there is room left: nobody goes for a draft."""
         chosen = []
-        for seq in sorted((s for s in self.running if s.decoding), key=lambda s: s.order):
+        for seq in sorted((s for s in self.running if self._standing(s).decodes(s)), key=lambda s: s.order):
             if seq.phase is Phase.RUNNING and self._make_room(seq):
                 chosen.append(seq)
         return [self._row(seq, 1, self._drafts(seq)) for seq in chosen if seq.phase is Phase.RUNNING]
 
+    def _row(self, seq: Sequence, count: int, drafts: NDArray[np.int32] = NO_TOKENS) -> PlanRow:
+        return plan_row(seq, self._standing(seq), count, self._eos_ids, drafts)
+
     def _chunk(self, seq: Sequence, budget: int) -> PlanRow:
         """The next tokens of a prompt, or of what was computed before a preemption."""
-        if budget >= seq.remaining and seq.left > 1:
+        remaining = self._standing(seq).remaining
+        if budget >= remaining and seq.left > 1:
             self._reserve(seq, 0)
-        return self._row(seq, min(budget, seq.remaining))
+        return self._row(seq, min(budget, remaining))
 
     def _make_room(self, seq: Sequence) -> bool:
         """Room for the newest token, at the cost of drafts' pages, then of the youngest; False if that is ``seq`` itself."""
         assert seq.lease is not None
         trimmed = False
-        while not self.space.extend(seq.lease, seq.length):
+        while not self.space.extend(seq.lease, self._standing(seq).length):
             if not trimmed:
                 self._trim()
                 trimmed = True
@@ -228,49 +268,6 @@ class Scheduler:
                 if shared - hit >= worth:
                     return True
         return False
-
-    def _row(self, seq: Sequence, count: int, drafts: NDArray[np.int32] = NO_TOKENS) -> PlanRow:
-        request, start, end = seq.request, seq.computed, seq.computed + count
-        assert seq.lease is not None
-        draws = end == seq.length and seq.generates
-        keep = (end, end)
-        if seq.sink is not None and (end == seq.length or request.capture.needs_all_rows):
-            keep = (seq.sink.wants(end)[0], end + len(drafts))
-        targets, first = NO_TOKENS, 0
-        if seq.targets_done < seq.prompt_length and end > start:
-            first = max(seq.targets_done, start + 1)
-            targets = seq.tokens[first : min(end, seq.prompt_length - 1) + 1].copy()
-        return PlanRow(
-            key=seq.key,
-            tokens=np.concatenate([seq.tokens[start:end], drafts]),
-            start=start,
-            pages=seq.lease.table(),
-            mode=request.capture.effective,
-            keep=keep,
-            layers=request.capture.layers,
-            samples=tuple(self._sample(seq, drafts[:i]) for i in range(len(drafts) + 1)) if draws else (),
-            targets=targets if len(targets) else None,
-            targets_from=first - 1,
-            target_spec=request.logprobs,
-            following=int(seq.tokens[end]) if end < seq.length else -1,
-            left=seq.left if draws else 0,
-        )
-
-    def _sample(self, seq: Sequence, drafts: NDArray[np.int32]) -> SampleSpec:
-        """The draw that follows ``drafts``, if they stand."""
-        request, params = seq.request, seq.request.sampling
-        banned: tuple[int, ...] = ()
-        if seq.length + len(drafts) - seq.prompt_length < params.min_new_tokens:
-            banned = (*self._eos_ids, *params.stop_token_ids)
-        return SampleSpec(
-            params=params,
-            seed=request.seed,
-            position=seq.length + len(drafts),
-            banned=banned,
-            prompt=request.input_ids if params.repetition_penalty != 1.0 else NO_TOKENS,
-            output=np.concatenate([seq.output, drafts]) if params.penalised else NO_TOKENS,
-            logprobs=request.logprobs,
-        )
 
     def settle(self, plan: Plan) -> None:
         """After a step: note what is computed, share what is written, let go of what is done."""

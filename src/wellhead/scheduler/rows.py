@@ -1,0 +1,110 @@
+"""A sequence and the tokens that it computes in a step -> a ``PlanRow``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wellhead.scheduler.sequence import Sequence
+from wellhead.step import UNKNOWN, PlanRow, SampleSpec
+
+NO_TOKENS = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a sequence stands when the steps planned so far have run: tokens computed, and tokens there are.
+
+    ``told``: rows below this position are handed over by a step that still runs.
+    """
+
+    computed: int
+    length: int
+    told: int = 0
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still to compute before the next draw."""
+        return self.length - self.computed
+
+    @classmethod
+    def of(cls, seq: Sequence, flying: Mapping[str, PlanRow]) -> Standing:
+        """``flying``: the rows of a step that runs now, by key."""
+        row = flying.get(seq.key)
+        if row is None:
+            return cls(seq.computed, seq.length)
+        return cls(row.end, seq.length + len(row.samples), row.keep[1] if row.keeps else 0)
+
+    def left(self, seq: Sequence) -> int:
+        """Tokens that may still be generated."""
+        return seq.left - (self.length - seq.length)
+
+    def newest(self, seq: Sequence) -> bool:
+        """Is only the newest token of the output to be computed?"""
+        return self.remaining == 1 and self.length > seq.prompt_length
+
+    def decodes(self, seq: Sequence) -> bool:
+        """The same, and there is something to draw after it."""
+        return self.newest(seq) and self.left(seq) > 0
+
+    def reads(self, seq: Sequence) -> bool:
+        """Is there more of the prompt, or of what was computed before a preemption, to compute?"""
+        return self.remaining > 0 and not self.newest(seq)
+
+
+def plan_row(seq: Sequence, at: Standing, count: int, eos_ids: tuple[int, ...], drafts: NDArray[np.int32] = NO_TOKENS) -> PlanRow:
+    """The next ``count`` tokens of a sequence, and drafts behind them. A token that a step still has to draw is UNKNOWN."""
+    request, start, end = seq.request, at.computed, at.computed + count
+    assert seq.lease is not None
+    draws = end == at.length and seq.generates
+    keep = (end, end)
+    if seq.sink is not None and (end == at.length or request.capture.needs_all_rows):
+        keep = (max(seq.sink.wants(end)[0], at.told), end + len(drafts))
+    targets, first = NO_TOKENS, 0
+    if seq.targets_done < seq.prompt_length and end > start:
+        first = max(seq.targets_done, start + 1)
+        targets = seq.tokens[first : min(end, seq.prompt_length - 1) + 1].copy()
+    known = seq.tokens[start:end]
+    unknown = np.full(count - len(known), UNKNOWN, np.int32)
+    return PlanRow(
+        key=seq.key,
+        tokens=np.concatenate([known, unknown, drafts]),
+        start=start,
+        pages=seq.lease.table(),
+        mode=request.capture.effective,
+        keep=keep,
+        layers=request.capture.layers,
+        samples=tuple(_sample(seq, at, drafts[:i], eos_ids) for i in range(len(drafts) + 1)) if draws else (),
+        targets=targets if len(targets) else None,
+        targets_from=first - 1,
+        target_spec=request.logprobs,
+        following=int(seq.tokens[end]) if end < seq.length else -1,
+        left=at.left(seq) if draws else 0,
+    )
+
+
+def _sample(seq: Sequence, at: Standing, drafts: NDArray[np.int32], eos_ids: tuple[int, ...]) -> SampleSpec:
+    """The draw that follows ``drafts``, if they stand."""
+    request, params = seq.request, seq.request.sampling
+    position = at.length + len(drafts)
+    banned: tuple[int, ...] = ()
+    if position - seq.prompt_length < params.min_new_tokens:
+        banned = (*eos_ids, *params.stop_token_ids)
+    return SampleSpec(
+        params=params,
+        seed=request.seed,
+        position=position,
+        banned=banned,
+        prompt=request.input_ids if params.repetition_penalty != 1.0 else NO_TOKENS,
+        output=np.concatenate([seq.output, drafts]) if params.penalised else NO_TOKENS,
+        logprobs=request.logprobs,
+    )
+
+
+def foreseeable(seq: Sequence, row: PlanRow) -> bool:
+    """Can the next row be planned while this one runs: does it hang on nothing that comes back but the token itself?"""
+    penalised = bool(row.samples) and seq.request.sampling.penalised
+    return not penalised and seq.targets_done >= seq.prompt_length
