@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import time
 
-from wellhead.frontends.bulk.inputs import Input
+from wellhead.frontends.bulk.inputs import Input, Row
 from wellhead.frontends.bulk.options import Options
 from wellhead.frontends.bulk.progress import duration, size
-from wellhead.frontends.bulk.prompts import Item, Prompts
 from wellhead.frontends.bulk.schema import Schema
-from wellhead.frontends.bulk.sources import Source, open_source
+from wellhead.frontends.bulk.sources import Local, open_engine
 from wellhead.frontends.bulk.spans import shard_range
 
 #: Rows that are computed to see how fast it goes, and the seconds after which that is enough.
@@ -23,19 +22,19 @@ def dry_run(options: Options, source: Input) -> int:
     start, stop = shard_range(source.total, options.shard)
     rows = tokens = failed = 0
     codes: dict[str, int] = {}
-    trial: list[Item] = []
-    with open_source(options) as vectors:
+    trial: list[Row] = []
+    with open_engine(options) as engine:
+        vectors = Local(engine, options)
         schema = Schema.of(options, source.carries, vectors.hidden_size)
-        prompts = Prompts(options, vectors.tokenizer, vectors.limit)
         every = max(1, ((stop or TRIAL_ROWS) - start) // TRIAL_ROWS)
-        for item in prompts.items(source.rows(start, stop)):
+        for item in vectors.prompts.items(source.rows(start, stop)):
             rows += 1
             tokens += item.tokens
             if item.error is not None:
                 failed += 1
                 codes[item.error.code] = codes.get(item.error.code, 0) + 1
             elif rows % every == 0 and len(trial) < TRIAL_ROWS:
-                trial.append(item)
+                trial.append(item.row)
         rate = _tokens_per_second(vectors, trial)
     bytes_ = tokens * schema.row_bytes // len(options.templates) if schema.full else (rows - failed) * schema.row_bytes
     print(f"rows      {rows:,}" + (f", of which {failed:,} would fail ({_listed(codes)})" if failed else ""))
@@ -46,7 +45,7 @@ def dry_run(options: Options, source: Input) -> int:
     return 0
 
 
-def _tokens_per_second(vectors: Source, trial: list[Item]) -> float:
+def _tokens_per_second(vectors: Local, trial: list[Row]) -> float:
     """0 if there is nothing to try."""
     for _ in vectors.extract(iter(trial[:8])):  # the first rows pay for warming up
         pass

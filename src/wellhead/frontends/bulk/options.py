@@ -12,6 +12,7 @@ from wellhead.errors import InvalidConfig
 from wellhead.frontends.bulk.carry import Carry
 from wellhead.frontends.bulk.readers import TEXT_KINDS
 from wellhead.frontends.bulk.template import Template
+from wellhead.frontends.cluster import ADDRESS_HELP, load_ray
 from wellhead.frontends.options import add_engine_arguments, engine_options
 from wellhead.types import DTYPES, DType
 
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     remote = parser.add_argument_group("server", "extract through a running server instead of an engine of one's own")
     remote.add_argument("--url", help="address of a server, for example http://127.0.0.1:30000; then no --model-path")
     remote.add_argument("--api-key", help="the server's key")
+    _add_ray_arguments(parser)
     add_engine_arguments(parser, model_required=False)
 
 
@@ -74,6 +76,39 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--dry-run", action="store_true", help="count rows and tokens, say how long and how large, write nothing")
 
 
+def _add_ray_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("ray", "extract with many engines on a Ray cluster (needs: pip install 'wellhead[ray]')")
+    group.add_argument("--ray", metavar="auto|local|ADDRESS", help=ADDRESS_HELP)
+    group.add_argument("--ray-actors", type=int, metavar="N", help="engines (default: as many as the cluster has room for)")
+    group.add_argument("--ray-cpus-per-actor", type=int, metavar="N", help="CPUs, and threads, of an engine (default: 1)")
+
+
+@dataclass(frozen=True, slots=True)
+class RayPool:
+    """A pool of engines. ``address``: as in ``--ray``; ``actors``: None: as many as there is room for."""
+
+    address: str
+    actors: int | None
+    cpus_per_actor: int
+
+    @staticmethod
+    def from_args(args: argparse.Namespace) -> RayPool | None:
+        """None without ``--ray``. Raises ``InvalidConfig``."""
+        for name in ("ray_actors", "ray_cpus_per_actor"):
+            value = getattr(args, name)
+            flag = f"--{name.replace('_', '-')}"
+            if value is not None and args.ray is None:
+                raise InvalidConfig(f"{flag} belongs to --ray", param=name)
+            if value is not None and value < 1:
+                raise InvalidConfig(f"{flag} must be at least 1, not {value}", param=name)
+        if args.ray is None:
+            return None
+        if args.dry_run:
+            raise InvalidConfig("--dry-run looks at one engine, in this process: leave out --ray", param="ray")
+        load_ray()
+        return RayPool(args.ray, args.ray_actors, args.ray_cpus_per_actor or 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """A job. ``templates`` has at least one; ``columns`` are those that templates read; ``engine``: as for ``Engine``."""
@@ -102,6 +137,7 @@ class Options:
     dry_run: bool
     url: str | None
     api_key: str | None
+    ray: RayPool | None
     engine: dict[str, Any]
 
     @staticmethod
@@ -123,6 +159,7 @@ class Options:
             single=single,
             layers=None if args.layers is None else tuple(args.layers),
             dtype=next(d for d in DTYPES if d == args.output_dtype),
+            ray=RayPool.from_args(args),
             engine=engine_options(args),
         )
         options._check()
@@ -168,6 +205,8 @@ class Options:
             if self.engine.get("skip_tokenizer_init"):
                 raise InvalidConfig("texts need a tokenizer: leave out --skip-tokenizer-init", param="skip_tokenizer_init")
             return
+        if self.ray is not None:
+            raise InvalidConfig("--ray runs engines of its own; the server at --url has its own", param="ray")
         if self.engine:
             flag = next(iter(self.engine)).replace("_", "-")
             raise InvalidConfig(f"--{flag} belongs to an engine; the server at --url has its own", param="url")

@@ -22,7 +22,6 @@ from wellhead.frontends.bulk.layout import Layout
 from wellhead.frontends.bulk.manifest import VERSION, Manifest, differences
 from wellhead.frontends.bulk.options import Options
 from wellhead.frontends.bulk.progress import Progress
-from wellhead.frontends.bulk.prompts import Prompts
 from wellhead.frontends.bulk.schema import Schema
 from wellhead.frontends.bulk.single import complete
 from wellhead.frontends.bulk.sources import Source, open_source
@@ -200,8 +199,7 @@ class Job:
                 start, stop = shard_range(source.total, options.shard)
                 progress = Progress(None if stop is None else stop - start, before, vectors.usage)
                 try:
-                    prompts = Prompts(options, vectors.tokenizer, vectors.limit)
-                    for done in vectors.extract(prompts.items(rows_of(source, spans, kept))):
+                    for done in vectors.extract(rows_of(source, spans, kept)):
                         assembly.take(done)
                         progress.step()
                     assembly.end()

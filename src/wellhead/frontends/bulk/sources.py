@@ -1,4 +1,4 @@
-"""Where vectors come from: an engine in this process, or a server."""
+"""Where vectors come from: an engine in this process, a pool of engines, or a server."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from wellhead.errors import EngineClosed, InvalidConfig, Overloaded, WellheadError
+from wellhead.frontends.bulk.inputs import Row
 from wellhead.frontends.bulk.options import Options
 from wellhead.frontends.bulk.order import Done, Line, Slot, departures, windows
-from wellhead.frontends.bulk.prompts import Item, Tokenizer
+from wellhead.frontends.bulk.prompts import Prompts
 from wellhead.types import STORAGE, Output
 
 if TYPE_CHECKING:
@@ -28,29 +29,33 @@ class Usage:
 
 
 class Source(Protocol):
-    """``tokenizer``: None where a server has it; ``limit``: tokens that a prompt may have."""
+    """Vectors of ``hidden_size`` numbers. ``usage``: of the rows that are through."""
 
-    tokenizer: Tokenizer | None
-    limit: int
-    hidden_size: int
-    usage: Usage
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def usage(self) -> Usage: ...
 
     def facts(self) -> dict[str, Any]:
         """What of the engine decides the bits of a vector, as JSON has it."""
         ...
 
-    def extract(self, items: Iterator[Item]) -> Iterator[Done]:
-        """Every item, in order."""
+    def extract(self, rows: Iterator[Row]) -> Iterator[Done]:
+        """Every row, in order."""
         ...
 
 
 @contextlib.contextmanager
 def open_source(options: Options) -> Iterator[Source]:
-    """An engine, or a client of a server. Raises what keeps it from starting, or from doing what is asked."""
-    if options.url is None:
-        from wellhead.frontends.engine import Engine
+    """What the options name. Raises what keeps it from starting, or from doing what is asked."""
+    if options.ray is not None:
+        from wellhead.frontends.bulk.pool import open_pool
 
-        with Engine(**_engine_options(options)) as engine:
+        with open_pool(options) as pool:
+            yield pool
+        return
+    if options.url is None:
+        with open_engine(options) as engine:
             yield Local(engine, options)
         return
     try:
@@ -59,6 +64,13 @@ def open_source(options: Options) -> Iterator[Source]:
         raise InvalidConfig(f"--url needs more packages ({missing.name}): pip install 'wellhead[client]'", param="url") from None
     with Client(options.url, api_key=options.api_key) as client:
         yield Remote(client, options)
+
+
+def open_engine(options: Options) -> Engine:
+    """An engine in this process; ``Local`` extracts with it."""
+    from wellhead.frontends.engine import Engine
+
+    return Engine(**_engine_options(options))
 
 
 def _engine_options(options: Options) -> dict[str, Any]:
@@ -79,8 +91,8 @@ class Local:
         self._engine, self._templates = engine, len(options.templates)
         self._fields = _fields(options)
         engine.normalize({"input_ids": [0], **self._fields})
-        self.tokenizer: Tokenizer | None = engine.assembled.tokenizer
-        self.limit = min(config.context_length, config.max_total_tokens, options.max_length or config.context_length)
+        self._limit = min(config.context_length, config.max_total_tokens, options.max_length or config.context_length)
+        self.prompts = Prompts(options, engine.assembled.tokenizer, self._limit)
         self.hidden_size = engine.hidden_size
         self.usage = Usage()
         width = STORAGE[config.dtype].itemsize * self.hidden_size * len(options.layers or (0,))
@@ -89,12 +101,12 @@ class Local:
     def facts(self) -> dict[str, Any]:
         info = self._engine.info()
         names = ("architecture", "dtype", "device", "page_size", "kernels", "batch_invariant")
-        return {**{name: info[name] for name in names}, "prompt_tokens_limit": self.limit}
+        return {**{name: info[name] for name in names}, "prompt_tokens_limit": self._limit}
 
-    def extract(self, items: Iterator[Item]) -> Iterator[Done]:
+    def extract(self, rows: Iterator[Row]) -> Iterator[Done]:
         line, way, done = Line(), dict[str, tuple[Slot, int]](), queue.SimpleQueue[Output]()
         try:
-            for window in windows(items, self._bytes_per_token):
+            for window in windows(self.prompts.items(rows), self._bytes_per_token):
                 slots = [line.join(item) for item in window]
                 self._submit(departures(slots, self._templates), way, done)
                 while len(line) > len(window):  # the window before this one is not through
@@ -158,8 +170,7 @@ class Remote:
     def __init__(self, client: Client, options: Options) -> None:
         self._client, self._options = client, options
         self._info = client.server_info()
-        self.tokenizer: Tokenizer | None = None
-        self.limit = int(self._info.get("context_length") or 0)
+        self._prompts = Prompts(options, None, 0)
         self.hidden_size = int(self._info["hidden_size"])
         self.usage = Usage()
 
@@ -167,21 +178,20 @@ class Remote:
         names = ("model_path", "architecture", "dtype", "device", "page_size", "kernels", "batch_invariant", "context_length")
         return {name: self._info.get(name) for name in names}
 
-    def extract(self, items: Iterator[Item]) -> Iterator[Done]:
+    def extract(self, rows: Iterator[Row]) -> Iterator[Done]:
         line, way = Line(), dict[int, tuple[Slot, int]]()
         options: Any = self._options
         layers = None if options.layers is None else list(options.layers)
-        texts = self._texts(items, line, way)
+        texts = self._texts(rows, line, way)
         for index, result in self._client.extract_iter(texts, options.mode, layers=layers, dtype=options.dtype):
             slot, template = way.pop(index)
             slot.put(template, result)
             yield from line.leave()
         yield from line.leave()
 
-    @staticmethod
-    def _texts(items: Iterator[Item], line: Line, way: dict[int, tuple[Slot, int]]) -> Iterator[str]:
+    def _texts(self, rows: Iterator[Row], line: Line, way: dict[int, tuple[Slot, int]]) -> Iterator[str]:
         sent = 0
-        for item in items:
+        for item in self._prompts.items(rows):
             slot = line.join(item)
             for template, prompt in enumerate(item.prompts):
                 way[sent] = slot, template

@@ -137,7 +137,6 @@ class Check:
         self._compare(options, header, rows, chosen)
 
     def _compare(self, options: Options, header: dict[str, Any], rows: Iterator[Any], chosen: dict[int, Any]) -> None:
-        from wellhead.frontends.bulk.prompts import Prompts
         from wellhead.frontends.bulk.schema import Schema
         from wellhead.frontends.bulk.sources import open_source
 
@@ -145,8 +144,7 @@ class Check:
             differ = differences(header, {"engine": vectors.facts()}, ("engine",))
             schema = Schema.of(options, (), vectors.hidden_size)
             exact = bool(vectors.facts()["batch_invariant"]) and not differ
-            prompts = Prompts(options, vectors.tokenizer, vectors.limit)
-            for done in vectors.extract(prompts.items(rows)):
+            for done in vectors.extract(rows):
                 self._compare_row(done, schema, chosen[done.item.row.number], exact)
         how = "bit by bit" if exact else f"within {TOLERANCE:g} ({'; '.join(differ) or 'this engine is not batch invariant'})"
         print(f"sample    {len(chosen)} rows computed again and compared {how}")
@@ -212,6 +210,7 @@ def _options(header: dict[str, Any], output: Path, model_path: str | None, input
         id_column=said["id_column"], carry=[], template=templates, truncate=said["truncate"], max_length=said["max_length"],
         shard=None, output=output, format=None if said["single"] else said["format"], mode=said["mode"], layers=said["layers"],
         output_dtype=said["output_dtype"], save_token_ids=False, save_texts=False, rows_per_part=None,
-        strict=said["format"] == "npy", retry_failed=False, overwrite=False, dry_run=False, url=None, api_key=None, **engine,
+        strict=said["format"] == "npy", retry_failed=False, overwrite=False, dry_run=False, url=None, api_key=None,
+        ray=None, ray_actors=None, ray_cpus_per_actor=None, **engine,
     )  # fmt: skip
     return Options.from_args(args)

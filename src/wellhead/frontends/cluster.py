@@ -1,0 +1,64 @@
+"""The Ray cluster that a command runs on: one that is there already, or one of its own on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from wellhead.errors import InvalidConfig
+
+#: Bytes of the shared memory of a cluster that is started here; what does not fit goes to the disk.
+OBJECT_STORE_BYTES = 256 << 20
+ADDRESS_HELP = (
+    "auto: the cluster that this machine belongs to (RAY_ADDRESS, if that is set); local: one of its own, on this machine; "
+    "or the address of a cluster"
+)
+
+
+def load_ray(module: str = "ray") -> Any:
+    """Ray, or one of its modules. Raises ``InvalidConfig`` if it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as missing:
+        told = f"--ray needs more packages ({missing.name}): pip install 'wellhead[ray]'"
+        raise InvalidConfig(told, param="ray") from None
+
+
+@contextlib.contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """``ray``, connected to ``auto``, ``local`` or an address. A connection that was there before is used, and stays.
+
+    Raises ``InvalidConfig`` if there is no such cluster.
+    """
+    ray = load_ray()
+    if ray.is_initialized():
+        yield ray
+        return
+    own: dict[str, Any] = {}
+    if address == "local":
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        own = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+    with _own_signals():
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise InvalidConfig(f"--ray {address}: {str(error).strip().splitlines()[0]}", param="ray") from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ray puts a handler of its own on SIGTERM; afterwards the one that was there is there again."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
