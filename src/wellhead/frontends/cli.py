@@ -57,14 +57,29 @@ def _extract(args: argparse.Namespace) -> int:
 
 def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     try:
-        from wellhead.frontends.http.serve import add_arguments, run
+        from wellhead.frontends.http.serve import add_arguments
+        from wellhead.frontends.scale.options import add_scale_arguments
     except ImportError as missing:
         parser = commands.add_parser("serve", help="the HTTP server (needs: pip install 'wellhead[server]')")
         parser.set_defaults(run=_no_server(missing))
         return
     parser = commands.add_parser("serve", help="the HTTP server")
     add_arguments(parser)
-    parser.set_defaults(run=run)
+    add_scale_arguments(parser)
+    parser.set_defaults(run=_serve)
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from wellhead.frontends.scale.options import scale_options
+
+    scale = scale_options(args)
+    if scale is not None:
+        from wellhead.frontends.scale.serve import run as run_many
+
+        return run_many(args, scale)
+    from wellhead.frontends.http.serve import run
+
+    return run(args)
 
 
 def _no_server(missing: ImportError) -> object:

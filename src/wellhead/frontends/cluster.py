@@ -55,6 +55,19 @@ def connected(address: str) -> Iterator[Any]:
         ray.shutdown()
 
 
+def own_share(engine: dict[str, Any], cpus: int) -> dict[str, Any]:
+    """Give this thread ``cpus`` torch threads; the options of an engine that takes the same share of the memory."""
+    import torch
+
+    from wellhead.config import EngineConfig
+
+    torch.set_num_threads(cpus)
+    if engine.get("device") == "cuda" or "max_total_tokens" in engine:
+        return engine
+    share = min(1.0, cpus / (os.cpu_count() or 1))
+    return {"mem_fraction_static": EngineConfig.mem_fraction_static * share, **engine}
+
+
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
     """Ray puts a handler of its own on SIGTERM; afterwards the one that was there is there again."""

@@ -25,7 +25,7 @@ from wellhead.frontends.cluster import connected
 log = logging.getLogger("wellhead")
 
 #: A block ends at this many prompts or characters, or at characters that make about so many bytes of rows.
-BLOCK_PROMPTS = 128
+BLOCK_PROMPTS = 64
 BLOCK_CHARACTERS = 1 << 18
 BLOCK_BYTES = 16 << 20
 CHARACTERS_PER_TOKEN = 3

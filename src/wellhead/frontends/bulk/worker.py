@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from wellhead.frontends.bulk.options import Options
 from wellhead.frontends.bulk.order import Done
 from wellhead.frontends.bulk.prompts import Item, Prompt
 from wellhead.frontends.bulk.sources import Local, Usage, open_engine
+from wellhead.frontends.cluster import own_share
 from wellhead.types import HiddenStates
 
 if TYPE_CHECKING:
@@ -62,23 +62,10 @@ class Worker:
 
     def start(self) -> About:
         """Load the model. Raises what keeps the engine from starting, or from doing what is asked."""
-        import torch
-
-        torch.set_num_threads(self._threads)
-        options = replace(self._options, engine=self._share())
+        options = replace(self._options, engine=own_share(self._options.engine, self._threads))
         self._engine = self._held.enter_context(open_engine(options))
         local = Local(self._engine, options)
         return About(local.facts(), local.hidden_size)
-
-    def _share(self) -> dict[str, Any]:
-        """The engine's options; of the memory of a machine it takes no larger share than of its cores."""
-        from wellhead.config import EngineConfig
-
-        engine = dict(self._options.engine)
-        if engine.get("device") != "cuda" and "max_total_tokens" not in engine:
-            share = min(1.0, self._threads / (os.cpu_count() or 1))
-            engine.setdefault("mem_fraction_static", EngineConfig.mem_fraction_static * share)
-        return engine
 
     def compute(self, rows: list[Row]) -> Answers:
         """The answers to some rows."""
