@@ -15,7 +15,7 @@ PACKAGE = Path(wellhead.__file__).parent
 
 #: Rooms from top to bottom. A room imports itself and rooms on lower lines; rooms of one line do not know each other.
 LINES = (
-    ("frontends", "scale"),
+    ("frontends",),
     ("core",),
     ("scheduler", "runner", "results"),
     ("speculative",),

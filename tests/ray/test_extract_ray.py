@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.bulk import TEXTS, arguments, contents, extract, start, write_jsonl
+from support.bulk import TEXTS, arguments, column, contents, extract, start, write_jsonl
 from support.cluster import SMALL, actors
 from support.live import wait_for
 from wellhead.frontends.bulk.run import run
@@ -90,6 +91,19 @@ def test_a_killed_driver_goes_on_and_leaves_no_actor(cluster: Any, model: Path, 
     assert start(command, kill=("commit", 3)).wait(timeout=120) < 0
     assert extract(model, source, tmp_path / "ray", *PARTS) == 0, "what Ray began, one process may end"
     assert contents(tmp_path / "ray") == contents(tmp_path / "plain")
+
+
+@pytest.mark.slow
+def test_sigterm_leaves_what_can_be_gone_on_with(cluster: Any, model: Path, tmp_path: Path) -> None:
+    rows = [{**row, "text": f"{row['text']} {k}"} for k in range(10) for row in MANY]
+    source, out = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out"
+    process = start(arguments(model, source, out, *PARTS, "--ray", cluster.address), stderr=-1)
+    wait_for(lambda: process.poll() is not None or list(out.glob("data/part-000003*")))
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=60)
+    assert (process.returncode, b"rows are safe" in told) == (143, True), told
+    assert extract(model, source, out, *PARTS) == 0
+    assert column(out, "row") == list(range(len(rows)))
 
 
 def test_what_an_engine_refuses_is_said_as_without(

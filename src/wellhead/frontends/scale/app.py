@@ -36,7 +36,7 @@ def application(args: dict[str, Any]) -> Any:
     front = serve.deployment(Front).options(
         name=FRONT, num_replicas=1, max_ongoing_requests=server.max_connections, ray_actor_options={"num_cpus": 0}
     )
-    return front.bind(bound, server.max_body_bytes, scale.routing_policy)
+    return front.bind(bound, server.max_body_bytes, server.stall_timeout, scale.routing_policy)
 
 
 def _made(kind: Any, given: Any) -> Any:

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from wellhead.encoding import json
 from wellhead.errors import EngineClosed, Overloaded
-from wellhead.frontends.http.errors import body_of
+from wellhead.frontends.http.errors import BodyTooSlow, body_of
 from wellhead.frontends.http.gate import error_response
 from wellhead.frontends.scale import totals
 from wellhead.frontends.scale.prefixes import Blocks, Fleet, blocks_of
@@ -45,11 +45,11 @@ class Gone(Exception):
 
 
 class Front:
-    """A deployment without an engine. ``policy``: as in ``Fleet``."""
+    """A deployment without an engine. ``max_body_bytes``, ``stall_timeout``: as in ``ServerOptions``; ``policy``: as in ``Fleet``."""
 
-    def __init__(self, engines: DeploymentHandle, max_body_bytes: int, policy: str) -> None:
+    def __init__(self, engines: DeploymentHandle, max_body_bytes: int, stall_timeout: float, policy: str) -> None:
         self._engines, self._streams = engines, engines.options(stream=True)
-        self._most = max_body_bytes
+        self._most, self._stall = max_body_bytes, stall_timeout
         self._fleet = Fleet(policy)
         self._watch: asyncio.Task[None] | None = None
 
@@ -58,7 +58,11 @@ class Front:
         if self._watch is None:
             self._watch = asyncio.ensure_future(self._watching())
         scope = {name: http.scope[name] for name in _KEPT if name in http.scope}
-        body = await self._body(http)
+        try:
+            async with asyncio.timeout(self._stall):
+                body = await self._body(http)
+        except TimeoutError:
+            return error_response(BodyTooSlow("the body did not arrive in time"), scope["path"])
         if scope["path"] in EVERYWHERE:
             return await self._everywhere(scope, body)
         return await self._one(scope, body, blocks_of(body) if scope["method"] != "GET" else ())
@@ -91,7 +95,7 @@ class Front:
                 continue
             except BackPressureError:
                 return error_response(Overloaded("the replicas have as much to do as they take; try again later"), scope["path"])
-            return Relayed(answer, scope["path"])
+            return Relayed(answer, scope["path"], self._stall)
         return error_response(EngineClosed(f"{ATTEMPTS} replicas died with this request"), scope["path"])
 
     # --- all replicas -------------------------------------------------------------------------------------------------
@@ -197,10 +201,13 @@ class Answer:
 
 
 class Relayed(Response):
-    """An answer on its way to the client. A stream of events that breaks off says so in a last event."""
+    """An answer on its way to the client. A stream of events that breaks off says so in a last event.
 
-    def __init__(self, answer: Answer, path: str) -> None:
-        self._answer, self._path = answer, path
+    ``stall``: seconds that the client may take for a piece.
+    """
+
+    def __init__(self, answer: Answer, path: str, stall: float) -> None:
+        self._answer, self._path, self._stall = answer, path, stall
         self.status_code = answer.start.status
         self.background = None
         self.raw_headers = [*answer.start.headers, (b"x-wellhead-replica", answer.start.replica.encode())]
@@ -213,7 +220,8 @@ class Relayed(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:
                 async for part in self._answer.parts():
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                    async with asyncio.timeout(self._stall):
+                        await send({"type": "http.response.body", "body": part, "more_body": True})
             except Gone as gone:
                 if not events:
                     raise

@@ -1,0 +1,154 @@
+"""A pool of actors beside one plain process; prefix routing beside random routing.
+
+    python bench/ray_extract.py --model PATH/TO/MODEL --rows 1200       # extraction: one process, then two actors, in turn
+    python bench/ray_extract.py --model PATH/TO/MODEL --only routing    # cached prompt tokens and seconds under each policy
+
+Extraction is timed inside the command, from the first row to the last commit, so that neither side pays for starting: the
+engine of the plain side is made once, and the pool's actors are up before the clock starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import common
+import httpx
+
+import bulk as bulk_bench
+import wellhead as wh
+from wellhead.frontends.bulk import run as bulk
+from wellhead.frontends.bulk.options import Options
+from wellhead.frontends.bulk.pool import open_pool
+from wellhead.frontends.bulk.sources import Local
+from wellhead.frontends.cli import build_parser
+from wellhead.frontends.cluster import connected
+
+QUESTIONS = ["Is it good?", "Is it long?", "Who plays in it?", "What is it about?", "Would you see it again?", "Is it sad?"]
+
+
+def extraction(args: argparse.Namespace, scratch: Path) -> None:
+    texts = bulk_bench.reviews(args.rows)
+    source = bulk_bench.write(scratch / "in.jsonl", texts)
+    fixed = ["extract", "--model-path", args.model, "--input", str(source), "--dtype", args.dtype, "--overwrite"]
+    commands = {
+        "plain": [*fixed, "--output", str(scratch / "plain")],
+        "ray": [*fixed, "--output", str(scratch / "ray"), "--ray", "local", "--ray-actors", str(args.actors)],
+    }
+    options = {side: Options.from_args(build_parser().parse_args(command)) for side, command in commands.items()}
+    with ExitStack() as held:
+        engine = held.enter_context(wh.Engine(args.model, dtype=args.dtype))
+        pool = held.enter_context(open_pool(options["ray"]))
+        while not all(place.up for place in pool._places):
+            pool._wait()
+
+        @contextmanager
+        def ready(asked: Options) -> Iterator[Any]:
+            yield pool if asked.ray is not None else Local(engine, asked)
+
+        def side(name: str) -> None:
+            engine.flush_cache()
+            assert bulk.run(build_parser().parse_args(commands[name])) == 0
+
+        bulk.open_source = ready
+        for name in commands:
+            side(name)  # warm
+        times = common.alternate({name: lambda name=name: side(name) for name in commands}, args.rounds)
+        spent = time.process_time()
+        side("ray")
+        spent = time.process_time() - spent
+    same = contents(scratch / "plain") == contents(scratch / "ray")
+    size = sum(p.stat().st_size for p in (scratch / "ray").rglob("*") if p.is_file())
+    rates = {name: len(texts) / statistics.median(t) for name, t in times.items()}
+    print(
+        f"{len(texts)} rows | plain {rates['plain']:.1f} rows/s | {args.actors} actors {rates['ray']:.1f} rows/s | Ray costs"
+        f" {common.ratio(times, 'ray', 'plain') - 1:+.1%} | same bytes: {same} | {size / len(texts):,.0f} bytes a row"
+        f" | the driver spends {spent / len(texts) * 1e6:.0f} us of CPU a row",
+        flush=True,
+    )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def routing(args: argparse.Namespace) -> None:
+    """Documents with several questions each, in a random order, four clients."""
+    from wellhead.frontends.http.options import ServerOptions
+    from wellhead.frontends.scale.options import ScaleOptions
+    from wellhead.frontends.scale.serve import Deployed
+
+    reviews = bulk_bench.reviews(args.documents * 5)
+    documents = [" ".join(reviews[i :: args.documents]) for i in range(args.documents)]
+    prompts = [f"{document}\n{question}" for document in documents for question in QUESTIONS]
+    random.Random(1).shuffle(prompts)
+    with connected("local"):
+        for policy in ("random", "prefix"):
+            engine = {"model_path": args.model, "dtype": args.dtype}
+            deployed = Deployed(engine, ServerOptions(port=0), ScaleOptions(replicas=2, routing_policy=policy))
+            try:
+                deployed.deploy()
+                ask = _asker(deployed.address)
+                for k in range(8):
+                    ask(f"{k} warms up")
+                started = time.perf_counter()
+                with ThreadPoolExecutor(4) as pool:
+                    results = list(pool.map(ask, prompts))
+                seconds = time.perf_counter() - started
+            finally:
+                deployed.close()
+            cached, tokens = (sum(column) for column in zip(*results, strict=True))
+            print(
+                f"{policy}: {cached / tokens:.1%} of {tokens:,} prompt tokens cached, {len(prompts)} requests in {seconds:.1f} s",
+                flush=True,
+            )
+
+
+def _asker(address: str) -> Any:
+    client = httpx.Client(base_url=address, timeout=120)
+
+    def ask(prompt: str) -> tuple[int, int]:
+        answer = client.post(
+            "/generate", json={"text": prompt, "sampling_params": {"max_new_tokens": 0}, "return_hidden_states": "last"}
+        )
+        meta = answer.raise_for_status().json()["meta_info"]
+        return meta["cached_tokens"], meta["prompt_tokens"]
+
+    return ask
+
+
+def main() -> None:
+    parser = common.arguments(__doc__ or "")
+    parser.add_argument("--rows", type=int, default=1200)
+    parser.add_argument("--actors", type=int, default=2)
+    parser.add_argument("--documents", type=int, default=24)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--only", choices=["extraction", "routing"])
+    args = parser.parse_args()
+    args.model = str(common.model_folder(args.model))
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    print(common.machine(), flush=True)
+    scratch = Path(tempfile.mkdtemp(prefix="wellhead-ray-"))
+    try:
+        if args.only != "routing":
+            extraction(args, scratch)
+        if args.only != "extraction":
+            routing(args)
+    finally:
+        shutil.rmtree(scratch)
+
+
+if __name__ == "__main__":
+    main()
