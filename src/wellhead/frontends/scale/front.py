@@ -45,7 +45,7 @@ class Gone(Exception):
 
 
 class Front:
-    """A deployment without an engine. ``max_body_bytes``, ``stall_timeout``: as in ``ServerOptions``; ``policy``: as in ``Fleet``."""
+    """A deployment without an engine. Limits are those of ``ServerOptions``; ``policy``: as in ``Fleet``."""
 
     def __init__(self, engines: DeploymentHandle, max_body_bytes: int, stall_timeout: float, policy: str) -> None:
         self._engines, self._streams = engines, engines.options(stream=True)
@@ -157,31 +157,30 @@ class Answer:
 
     def __init__(self, fleet: Fleet, stream: Any, to: str | None, blocks: Blocks) -> None:
         self._fleet, self._stream = fleet, stream
-        self._name, self._first, self._open = to or "", b"", True
+        self._name, self._open = to or "", True
         fleet.begin(self._name, blocks)
 
     async def begin(self) -> None:
-        """Until the first bytes of the body are there, or its end. Raises ``Gone``, ``BackPressureError``."""
+        """Until the first piece is there. Raises ``Gone``, ``BackPressureError``."""
         try:
             self.start = await self._next()
-            self._first = await self._next()
         except StopAsyncIteration:
-            if not hasattr(self, "start"):
-                self.end()
-                raise Gone("an answer without a start") from None
+            self.end()
+            raise Gone("an answer without a start") from None
         except BaseException:
             self.end()
             raise
 
     async def parts(self) -> AsyncIterator[bytes]:
         """The body. Raises ``Gone``."""
-        part = self._first
-        while part:
-            yield part
+        if self.start.body:
+            yield self.start.body
+        while True:
             try:
-                part = await self._next()
+                part: bytes = await self._next()
             except StopAsyncIteration:
                 break
+            yield part
         self._open = False
 
     async def _next(self) -> Any:

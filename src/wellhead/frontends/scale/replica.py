@@ -23,11 +23,12 @@ Scope = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The beginning of an answer, and whose it is."""
+    """The beginning of an answer, and whose it is. ``body``: its first piece; small answers are one message that way."""
 
     replica: str
     status: int
     headers: list[tuple[bytes, bytes]]
+    body: bytes
 
 
 class Replica:
@@ -56,7 +57,7 @@ class Replica:
     async def asgi(
         self, scope: Scope, body: bytes, place: int | None = None, to: str | None = None
     ) -> AsyncIterator[Start | bytes]:
-        """The answer to one HTTP request: its start, then its body in pieces. Whoever stops taking them has gone away."""
+        """The answer to one HTTP request: its start, then more of its body. Whoever stops taking it has gone away."""
         del place, to
         if self._begun is None:  # the service wants the loop that serves, which the constructor does not know
             self._begun = asyncio.ensure_future(self._life.__aenter__())
@@ -64,9 +65,11 @@ class Replica:
         call = _Call(body)
         task = asyncio.create_task(call.run(self._asgi, scope))
         try:
-            while (message := await call.sent.get()) is not None:
-                if message["type"] == "http.response.start":
-                    yield Start(self._name, message["status"], list(message["headers"]))
+            head = await call.sent.get()
+            while head is not None and (message := await call.sent.get()) is not None:
+                if head:
+                    yield Start(self._name, head["status"], list(head["headers"]), message.get("body", b""))
+                    head = {}
                 elif message.get("body"):
                     yield message["body"]
             await task
@@ -95,10 +98,13 @@ class _Call:
         self.gone = asyncio.Event()
 
     async def run(self, app: Any, scope: Scope) -> None:
+        """Call; None is the last that is sent, unless nobody is there to take it (then this is cancelled)."""
         try:
             await app(scope, self._receive, self.sent.put)
-        finally:
+        except Exception:
             await self.sent.put(None)
+            raise
+        await self.sent.put(None)
 
     async def _receive(self) -> dict[str, Any]:
         if self._body is not None:
