@@ -63,13 +63,32 @@ def wellhead(folder: Path, rounds: int) -> Rates:
         return rates(sides, rounds)
 
 
+def with_tokenizer(folder: Path) -> Path:
+    """The folder, or one beside it that also has a tokenizer, of one word for each id: vLLM starts with none less."""
+    if (folder / "tokenizer.json").is_file():
+        return folder
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    other = folder.with_name(f"{folder.name}-words")
+    other.mkdir(exist_ok=True)
+    for file in folder.iterdir():
+        (other / file.name).unlink(missing_ok=True)
+        (other / file.name).symlink_to(file)
+    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(common.vocab_size(folder))}, unk_token="t0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(other / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "t0", "eos_token": "t1", "pad_token": "t1"}
+    (other / "tokenizer_config.json").write_text(json.dumps(settings))
+    return other
+
+
 def vllm(folder: Path, rounds: int, part: str) -> Rates:
     """One half of vLLM's figures; its runners for pooling and for generation are engines of their own."""
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
     from vllm import LLM, SamplingParams
 
     extract, decode = prompts_of(folder)
-    shared: dict[str, Any] = {"model": str(folder), "dtype": "bfloat16", "max_model_len": 2048, "skip_tokenizer_init": True}
+    shared: dict[str, Any] = {"model": str(with_tokenizer(folder)), "dtype": "bfloat16", "max_model_len": 2048}
     if part == "extract":
         pooler = {"seq_pooling_type": "LAST", "use_activation": False}
         llm = LLM(**shared, runner="pooling", convert="embed", pooler_config=pooler, enable_prefix_caching=True)
@@ -111,7 +130,7 @@ def turn(python: str, side: str, args: argparse.Namespace) -> Rates:
     if done.returncode:
         raise SystemExit(f"{side} failed:\n{done.stderr[-3000:]}")
     print(f"{side}: {time.perf_counter() - started:.0f} s in all", flush=True)
-    found: Rates = json.loads(done.stdout.strip().splitlines()[-1])
+    found: Rates = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"')))  # vLLM logs there too
     return found
 
 
