@@ -18,7 +18,7 @@ LINES = (
     ("frontends",),
     ("core",),
     ("scheduler", "runner", "results"),
-    ("speculative",),
+    ("speculative", "parallel"),
     ("models", "capture", "requests", "cache"),
     ("encoding", "metrics"),
     ("kernels",),

@@ -56,6 +56,8 @@ class EngineConfig:
                                 most 64
     piecewise_cuda_graph_max_tokens  tokens in the largest prefill graph, CPU graphs included; 0: none; default: 512 on a
                                 GPU, 0 on the CPU
+    tp_size                     processes that share the model, see docs/parallel.md; 1: this one
+    dist_timeout                seconds that they wait for each other (default: 60)
     native_kernels              ``None``: compiled kernels where they can be had; True: or fail; False: torch operators
     speculative_...             speculative decoding, see docs/speculative.md: ``algorithm`` (``EAGLE``, ``EAGLE3``,
                                 ``STANDALONE``, ``NGRAM``), ``draft_model_path``, ``num_steps``, ``num_draft_tokens``
@@ -89,6 +91,8 @@ class EngineConfig:
     cuda_graph_max_bs: int | None = None
     piecewise_cuda_graph_max_tokens: int | None = None
     native_kernels: bool | None = None
+    tp_size: int = 1
+    dist_timeout: int | None = None
     speculative_algorithm: str | None = None
     speculative_draft_model_path: str | None = None
     speculative_num_steps: int | None = None
@@ -127,13 +131,13 @@ class EngineConfig:
             raise InvalidConfig(f"schedule_policy must be fcfs or lpm, not {self.schedule_policy!r}", param="schedule_policy")
         if type(self.page_size) is not int or self.page_size not in PAGE_SIZES:
             raise InvalidConfig(f"page_size must be one of {PAGE_SIZES}, not {self.page_size!r}", param="page_size")
-        for name, low in (("max_running_requests", 1), ("max_queued_requests", 1), ("random_seed", 0)):
+        for name, low in (("max_running_requests", 1), ("max_queued_requests", 1), ("random_seed", 0), ("tp_size", 1)):
             _check_int(self, name, low)
         if self.random_seed >= 2**63:
             raise InvalidConfig(f"random_seed must be below 2**63, not {self.random_seed}", param="random_seed")
         for name, low in (
             *(("context_length", 1), ("max_total_tokens", 1)),
-            *(("cuda_graph_max_bs", 1), ("piecewise_cuda_graph_max_tokens", 0)),
+            *(("cuda_graph_max_bs", 1), ("piecewise_cuda_graph_max_tokens", 0), ("dist_timeout", 1)),
         ):
             if getattr(self, name) is not None:
                 _check_int(self, name, low)
@@ -166,6 +170,12 @@ class EngineConfig:
                 "what is accepted; leave disable_overlap_schedule out",
                 param="disable_overlap_schedule",
             )
+        drafts = self.speculation().algorithm.has_model
+        if self.tp_size == 1 and self.dist_timeout is not None:
+            raise InvalidConfig("dist_timeout is given, but tp_size is 1: nobody waits", param="dist_timeout")
+        if self.tp_size > 1 and (drafts or self.enable_torch_compile):
+            what = f"speculative_algorithm {self.speculative_algorithm}" if drafts else "enable_torch_compile"
+            raise InvalidConfig(f"tp_size {self.tp_size} does not go with {what}", param="tp_size")
 
     def overlaps(self, device: str) -> bool:
         """Are steps planned ahead? ``device``: the resolved one."""
@@ -246,6 +256,7 @@ class EngineConfig:
             decode_graphs=decode_graphs,
             prefill_graphs=prefill_graphs,
             graph_context=GRAPH_CONTEXT if device == "cuda" else context,
+            tp_size=self.tp_size,
             speculation=speculation,
             overlap=self.overlaps(device),
         )
@@ -255,14 +266,14 @@ class EngineConfig:
         if self.enable_torch_compile and (device == "cuda" or self.disable_cuda_graph):
             why = "disable_cuda_graph" if self.disable_cuda_graph else "device cuda, where CUDA graphs do its work"
             raise InvalidConfig(f"enable_torch_compile contradicts {why}", param="enable_torch_compile")
-        on = self.enable_torch_compile if device == "cpu" else not self.disable_cuda_graph
+        on = self.enable_torch_compile if device == "cpu" else not self.disable_cuda_graph and self.tp_size == 1
         sizes = {
             "cuda_graph_max_bs": self.cuda_graph_max_bs,
             "piecewise_cuda_graph_max_tokens": self.piecewise_cuda_graph_max_tokens,
         }
         for name, size in sizes.items():
             if size and not on:
-                need = "needs enable_torch_compile on the CPU" if device == "cpu" else "contradicts disable_cuda_graph"
+                need = "needs enable_torch_compile on the CPU" if device == "cpu" else "contradicts disable_cuda_graph or tp_size"
                 raise InvalidConfig(f"{name} {size} {need}", param=name)
         if not on:
             return (), ()
@@ -296,6 +307,7 @@ class Resolved:
     decode_graphs: tuple[int, ...] = ()
     prefill_graphs: tuple[int, ...] = ()
     graph_context: int = GRAPH_CONTEXT
+    tp_size: int = 1
     speculation: Speculation = PLAIN
     overlap: bool = False
 

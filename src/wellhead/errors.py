@@ -22,6 +22,7 @@
     ├── RequestTimeout                timeout                   time
     ├── NonFinite                     non_finite                a NaN or inf came out of the model for this request
     ├── EngineClosed                  engine_closed             the engine was shut down, or died
+    │   └── RankDied                  rank_died                 whoever has the machine: one of its processes is gone
     └── InternalError                 internal_error            us
 
 ``code`` is stable: clients may branch on it. ``param`` names the field at fault, where there is one.
@@ -160,6 +161,12 @@ class EngineClosed(WellheadError):
     """The engine was shut down, or its thread died; the message says which."""
 
     code = "engine_closed"
+
+
+class RankDied(EngineClosed):
+    """A process of an engine that runs over several (``tp_size``) died, failed or did not answer; the engine ends with it."""
+
+    code = "rank_died"
 
 
 class InternalError(WellheadError):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -14,28 +17,33 @@ from wellhead.capture.tap import TORCH_DTYPE, RowStore
 from wellhead.config import EngineConfig, Resolved, resolve_layers
 from wellhead.core.draft import DraftFiles
 from wellhead.core.engine import Core
-from wellhead.errors import InvalidConfig
+from wellhead.errors import InvalidConfig, RankDied
 from wellhead.kernels import select_ops
 from wellhead.kernels.ops import Ops
 from wellhead.models.decoder import Decoder
 from wellhead.models.locate import load_spec, locate
 from wellhead.models.spec import ModelSpec
 from wellhead.models.weights import open_weights
+from wellhead.parallel.leader import lead, start_ranks
+from wellhead.parallel.ranks import Ranks
 from wellhead.requests.normalize import Limits
 from wellhead.requests.text import TextStreams
 from wellhead.requests.tokenizer import Tokenizer
 from wellhead.runner.capture import Compiled, CudaGraph
-from wellhead.runner.eager import EagerRunner
+from wellhead.runner.eager import EagerRunner, Model
 from wellhead.runner.speculative import SpeculativeRunner
 from wellhead.step import Runner
 from wellhead.types import DTYPES, DType
 
 log = logging.getLogger("wellhead")
 
+#: Seconds that ranks wait for each other if nothing is said.
+DIST_TIMEOUT = 60
+
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """Everything that one engine is made of. ``timings``: seconds by phase of the start."""
+    """Everything that one engine is made of. ``timings``: seconds by phase of the start. ``ranks``: its other processes."""
 
     core: Core
     config: Resolved
@@ -44,6 +52,17 @@ class Assembled:
     tokenizer: Tokenizer | None
     limits: Limits
     timings: dict[str, float] = field(default_factory=dict)
+    ranks: Ranks | None = None
+
+    def watch(self, on_death: Callable[[RankDied], object]) -> None:
+        """Call this, from another thread, if a process dies that the engine needs; it may have died already."""
+        if self.ranks is not None:
+            self.ranks.watch(on_death)
+
+    def close(self) -> None:
+        """End the engine's other processes, when nothing is computed any more. Harmless if repeated."""
+        if self.ranks is not None:
+            self.ranks.close()
 
     def info(self) -> dict[str, Any]:
         """What ``/server_info`` and the start-up line say."""
@@ -57,6 +76,7 @@ class Assembled:
             "return_hidden_states_mode": config.ceiling.word,
             "capture_layers": list(config.capture_layers),
             "num_layers": config.layers,
+            "tp_size": config.tp_size,
             "hidden_size": self.spec.hidden_size,
             "vocab_size": self.spec.vocab_size,
             "context_length": config.context_length,
@@ -86,31 +106,45 @@ def assemble(options: EngineConfig) -> Assembled:
     device = _device(options.device)
     dtype: DType = spec.dtype if options.dtype == "auto" else _dtype(options.dtype)
     draft_files = DraftFiles.find(options, spec, dtype)
-    tokenizer = (
-        None
-        if options.skip_tokenizer_init
-        else Tokenizer.load(locate(options.tokenizer_path) if options.tokenizer_path else path)
-    )
-    clock.lap("tokenizer")
-    ops = select_ops(TORCH_DTYPE[dtype], device, native=options.native_kernels)
-    clock.lap("kernels")
-    with open_weights(path, spec) as weights:
-        spec = weights.spec  # the file may settle what the config leaves open: a head apart from a "tied" embedding
+    with ExitStack() as undo:
+        ranks = None
+        if options.tp_size > 1:
+            ranks = start_ranks(options.tp_size, options.dist_timeout or DIST_TIMEOUT, spec, device)
+            undo.callback(ranks.close)
+        tokenizer = _tokenizer(options, path)
+        clock.lap("tokenizer")
+        ops = select_ops(TORCH_DTYPE[dtype], device, native=options.native_kernels)
+        clock.lap("kernels")
         positions = options.context_length or spec.context_length
-        decoder = Decoder(spec, ops, weights.get, positions)
-    draft = draft_files.load(decoder, ops, positions) if draft_files is not None else None
-    clock.lap("weights")
-    config = _resolve(options, spec, dtype, device, draft.spec if draft is not None else None)
-    target = EagerRunner(decoder, config, frozenset(draft.reads) if draft is not None else frozenset())
-    runner: Runner = SpeculativeRunner(target, draft, config) if draft is not None else target
-    texts = TextStreams(tokenizer) if tokenizer is not None else None
-    core = Core(config, runner, spec.hidden_size, spec.eos_token_ids, texts)
-    clock.lap("pages")
-    if config.decode_graphs or config.prefill_graphs:
-        target.capture_graphs(Compiled() if device.type == "cpu" else CudaGraph())
-        clock.lap("graphs")
+        model: Model
+        draft = free = None
+        if ranks is not None:
+            model = leader = lead(ranks, path, ops, positions)
+            spec, free = leader.whole, leader.free
+        else:
+            with open_weights(path, spec) as weights:
+                spec = weights.spec  # the file may settle what the config leaves open: a head apart from a "tied" embedding
+                model = decoder = Decoder(spec, ops, weights.get, positions)
+            draft = draft_files.load(decoder, ops, positions) if draft_files is not None else None
+        clock.lap("weights")
+        config = _resolve(options, [model.spec, *([draft.spec] if draft is not None else [])], dtype, device, free)
+        target = EagerRunner(model, config, frozenset(draft.reads) if draft is not None else frozenset())
+        runner: Runner = SpeculativeRunner(target, draft, config) if draft is not None else target
+        texts = TextStreams(tokenizer) if tokenizer is not None else None
+        core = Core(config, runner, spec.hidden_size, spec.eos_token_ids, texts)
+        clock.lap("pages")
+        if config.decode_graphs or config.prefill_graphs:
+            target.capture_graphs(Compiled() if device.type == "cpu" else CudaGraph())
+            clock.lap("graphs")
+        undo.pop_all()
     limits = Limits(config, spec.vocab_size, tokenizer is not None)
-    return Assembled(core, config, spec, ops, tokenizer, limits, clock.laps)
+    return Assembled(core, config, spec, ops, tokenizer, limits, clock.laps, ranks)
+
+
+def _tokenizer(options: EngineConfig, path: Path) -> Tokenizer | None:
+    if options.skip_tokenizer_init:
+        return None
+    return Tokenizer.load(locate(options.tokenizer_path) if options.tokenizer_path else path)
 
 
 def _check_early(options: EngineConfig, spec: ModelSpec) -> None:
@@ -134,20 +168,24 @@ def _dtype(name: str) -> DType:
     return next(d for d in DTYPES if d == name)
 
 
-def _resolve(options: EngineConfig, spec: ModelSpec, dtype: DType, device: torch.device, draft: ModelSpec | None) -> Resolved:
-    size = TORCH_DTYPE[dtype].itemsize
-    per_token = sum(2 * s.layers * s.kv_heads * s.head_dim * size for s in (spec, draft) if s is not None)
+def _resolve(options: EngineConfig, specs: list[ModelSpec], dtype: DType, device: torch.device, free: int | None) -> Resolved:
+    """``specs``: of the models that this process has keys of, the target (or its part of it) first. ``free``: bytes that
+    another rank's GPU has left."""
+    target, size = specs[0], TORCH_DTYPE[dtype].itemsize
+    per_token = sum(2 * s.layers * s.kv_heads * s.head_dim * size for s in specs)
+    if device.type == "cpu":
+        per_token *= options.tp_size  # all ranks' keys are in the one memory
     if options.ceiling().word == "full":
-        layers = resolve_layers(options.capture_layers, spec.layers, "capture_layers")
-        per_token += RowStore.bytes_per_token(layers, spec.hidden_size, dtype)
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+        layers = resolve_layers(options.capture_layers, target.layers, "capture_layers")
+        per_token += RowStore.bytes_per_token(layers, target.hidden_size, dtype)
+    here = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     return options.resolve(
         model_dtype=dtype,
-        model_context=spec.context_length,
-        layers=spec.layers,
+        model_context=target.context_length,
+        layers=target.layers,
         device=device.type,
         bytes_per_token=per_token,
-        free_bytes=free,
+        free_bytes=here if free is None else min(here, free),
     )
 
 

@@ -13,7 +13,7 @@ from wellhead.capture.sink import make_sink
 from wellhead.config import Resolved
 from wellhead.core.flight import Flight, Runway, filled
 from wellhead.core.latency import Latencies
-from wellhead.errors import InternalError, Overloaded, RequestAborted, RequestTimeout, WellheadError
+from wellhead.errors import EngineClosed, InternalError, Overloaded, RequestAborted, RequestTimeout, WellheadError
 from wellhead.requests.text import TextStreams
 from wellhead.results.processor import Processor
 from wellhead.scheduler.scheduler import Scheduler
@@ -129,7 +129,8 @@ class Core:
     # --- one step -----------------------------------------------------------------------------------------------
 
     def step(self) -> list[Output]:
-        """Plan, run, judge, settle. A failure of the step ends its sequences with an error; the engine goes on.
+        """Plan, run, judge, settle. A failure of the step ends its sequences with an error; the engine goes on,
+        unless it is ``EngineClosed``, which is raised: what computes is gone.
 
         With overlap, a call starts a step, or waits for the one that runs, and meanwhile plans the next; that is under way
         before this one is judged.
@@ -180,6 +181,8 @@ class Core:
         outputs = []
         try:
             outputs = self._judge(plan, run)
+        except EngineClosed:
+            raise
         except Exception as error:
             log.exception("step %d failed", plan.number)
             self._fail(plan, error)

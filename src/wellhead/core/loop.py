@@ -43,9 +43,11 @@ class EngineLoop:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._inbox: queue.SimpleQueue[_Submit | _Call | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Submit | _Call | WellheadError | None] = queue.SimpleQueue()
         self._replies: dict[str, Reply] = {}
         self._error: WellheadError | None = None
+        #: Done when the engine has ended and every request has its last output; with an exception if it died.
+        self.ended: Future[None] = Future()
         self._lock = threading.Lock()
         self._closing = False
         self._process = os.getpid()
@@ -91,6 +93,10 @@ class EngineLoop:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout)
 
+    def fail(self, error: WellheadError) -> None:
+        """Die of this error, after the step that runs."""
+        self._inbox.put(error)
+
     def _post(self, message: _Submit | _Call, done: Future[Any]) -> None:
         if os.getpid() != self._process:  # the thread stayed there, and perhaps the lock as well
             done.set_exception(EngineClosed(f"this engine runs in process {self._process}; a child of fork cannot use it"))
@@ -104,15 +110,19 @@ class EngineLoop:
     # --- the engine's thread --------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        error: WellheadError = EngineClosed("the engine was shut down")
+        died: WellheadError | None = None
         try:
             while self._take_messages():
                 for output in self._core.step():
                     self._deliver(output)
+        except EngineClosed as error:
+            log.error("the engine died: %s", error.message)
+            died = error
         except BaseException as crash:
             log.exception("the engine's thread died")
-            error = EngineClosed(f"the engine died: {crash!r}")
-        self._end(error)
+            died = EngineClosed(f"the engine died: {crash!r}")
+        self._end(died or EngineClosed("the engine was shut down"))
+        self.ended.set_result(None) if died is None else self.ended.set_exception(died)
 
     def _take_messages(self) -> bool:
         """Handle what came in; wait for it if there is nothing else to do. False: close."""
@@ -123,6 +133,8 @@ class EngineLoop:
                 return True
             if message is None:
                 return False
+            if isinstance(message, WellheadError):
+                raise message
             if isinstance(message, _Submit):
                 self._accept(message)
             else:
@@ -181,5 +193,5 @@ class EngineLoop:
                 message = self._inbox.get_nowait()
             except queue.Empty:
                 return
-            if message is not None and message.done.set_running_or_notify_cancel():
+            if isinstance(message, (_Submit, _Call)) and message.done.set_running_or_notify_cancel():
                 message.done.set_exception(error)

@@ -45,6 +45,7 @@ class Engine:
         self._assembled: Assembled = assemble(self.config)
         self._seeds = itertools.count(self._assembled.config.random_seed * 1_000_003)
         self.loop = EngineLoop(self._assembled.core)
+        self._assembled.watch(self.loop.fail)
 
     # --- context ------------------------------------------------------------------------------------------------
 
@@ -57,6 +58,7 @@ class Engine:
     def shutdown(self) -> None:
         """Stop; requests that still run end with ``EngineClosed``. Harmless if repeated."""
         self.loop.close()
+        self._assembled.close()
 
     # --- facts --------------------------------------------------------------------------------------------------
 

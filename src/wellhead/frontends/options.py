@@ -19,6 +19,8 @@ ENGINE_FLAGS: dict[str, dict[str, Any]] = {
     "--return-hidden-states-mode": {"choices": ["off", "last", "full"], "help": "ceiling of the capture mode (default: last)"},
     "--enable-return-hidden-states": {"action": "store_true", "help": "the same as --return-hidden-states-mode full"},
     "--capture-layers": {"type": int, "nargs": "+", "metavar": "LAYER", "help": "layers that may be asked for (default: -1)"},
+    "--tp-size": {"type": int, "metavar": "N", "help": "processes (on GPUs: devices) that share the model (default: 1)"},
+    "--dist-timeout": {"type": int, "metavar": "S", "help": "seconds that these wait for each other (default: 60)"},
     "--max-total-tokens": {"type": int, "help": "tokens in the KV pool"},
     "--mem-fraction-static": {"type": float, "help": "share of free memory that the KV pool may take"},
     "--page-size": {"type": int, "choices": list(PAGE_SIZES), "help": "tokens per KV page (default: 64)"},
@@ -49,6 +51,8 @@ ENGINE_FLAGS: dict[str, dict[str, Any]] = {
     "--speculative-ngram-min-match-window-size": {"type": int, "metavar": "N", "help": "shortest run that NGRAM looks up"},
     "--speculative-ngram-max-match-window-size": {"type": int, "metavar": "N", "help": "longest run that NGRAM looks up"},
 }
+#: SGLang's other names.
+ALSO: dict[str, tuple[str, ...]] = {"--tp-size": ("--tensor-parallel-size",)}
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser, *, model_required: bool = True) -> None:
@@ -56,7 +60,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser, *, model_required: boo
     group = parser.add_argument_group("engine")
     group.add_argument("--model-path", required=model_required, help="model folder, .gguf file or hub id")
     for flag, settings in ENGINE_FLAGS.items():
-        group.add_argument(flag, default=argparse.SUPPRESS, **settings)
+        group.add_argument(flag, *ALSO.get(flag, ()), default=argparse.SUPPRESS, **settings)
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:

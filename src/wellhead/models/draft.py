@@ -25,7 +25,7 @@ class StandaloneDraft:
         self, ids: torch.Tensor, features: torch.Tensor | None, packing: Packing, kv: KVPages, out: torch.Tensor
     ) -> torch.Tensor:
         """The final rows at ``out``, ``[k, H]``."""
-        return self._decoder.final_rows(ids, packing, kv, _NoTap(), out)
+        return self._decoder.final_rows(ids, packing, kv, NoTap(), out)
 
     def best(self, state: torch.Tensor) -> torch.Tensor:
         """int64 ``[k]``."""
@@ -36,8 +36,8 @@ class StandaloneDraft:
         return None
 
 
-class _NoTap:
-    """A draft captures nothing for anybody."""
+class NoTap:
+    """Whoever captures nothing for anybody: drafts, and ranks behind the first."""
 
     layers: frozenset[int] = frozenset()
 

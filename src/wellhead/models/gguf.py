@@ -96,6 +96,9 @@ class GGUFWeights:
             values = _halves(values, self.spec.kv_heads)
         return torch.from_numpy(values)
 
+    def part(self, name: str, axis: int, first: int, end: int) -> torch.Tensor:
+        return self.get(name).narrow(axis, first, end - first)
+
     def close(self) -> None:
         self._data = None
 

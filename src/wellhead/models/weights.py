@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import TracebackType
@@ -52,6 +52,9 @@ class WeightSource(Protocol):
 
         Do not write into it. Errors: WeightsError for a name that is not in ``names()``.
         """
+
+    def part(self, name: str, axis: int, first: int, end: int) -> torch.Tensor:
+        """``get(name)`` from ``first`` to ``end - 1`` along ``axis`` (0 or 1), reading no more where the format allows it."""
 
     def close(self) -> None:
         """Let go of the files."""
@@ -117,11 +120,18 @@ class SafetensorsWeights:
         return tuple(expected_tensors(self.spec))
 
     def get(self, name: str) -> torch.Tensor:
+        return self._read(name, lambda handle, stored: handle.get_tensor(stored))
+
+    def part(self, name: str, axis: int, first: int, end: int) -> torch.Tensor:
+        index = (slice(None),) * axis + (slice(first, end),)
+        return self._read(name, lambda handle, stored: cast(torch.Tensor, handle.get_slice(stored)[index]))
+
+    def _read(self, name: str, how: Callable[[Handle, str], torch.Tensor]) -> torch.Tensor:
         if name not in self._where:
             raise WeightsError(f"{self._folder}: no tensor {name}")
         file, stored = self._where[name]
         try:
-            return self._handles[file].get_tensor(stored)
+            return how(self._handles[file], stored)
         except (SafetensorError, OSError, KeyError) as error:
             raise WeightsError(f"{file}: tensor {stored} cannot be read: {error}") from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Hashable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,18 +14,38 @@ from numpy.typing import NDArray
 from wellhead.capture.tap import RowStore, StepTap, Transfer
 from wellhead.config import Resolved
 from wellhead.errors import InternalError
-from wellhead.kernels.ops import KVPages
+from wellhead.kernels.ops import KVPages, Ops, Packing
 from wellhead.models.decoder import Decoder
+from wellhead.models.spec import ModelSpec
 from wellhead.runner import inputs as packer
 from wellhead.runner.capture import Capture
 from wellhead.runner.graph import GraphPlan, GraphRunner
 from wellhead.runner.sampler import Draws, draw, token_logprobs
-from wellhead.step import Plan, RowResult, StepResult
+from wellhead.step import Plan, RowResult, StepResult, Tap
 from wellhead.types import CaptureMode, Logprobs, LogprobSpec
 
 #: Rows that pass the LM head at once; bounds the memory that logits take (a vocabulary of 262,144: 64 MiB).
 HEAD_ROWS = 64
 NOW, EARLIER = "now", "earlier"
+
+
+class Model(Protocol):
+    """What a step asks of a model: a ``Decoder``, or one that several processes share."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Of what this process computes."""
+
+    @property
+    def ops(self) -> Ops: ...
+
+    def final_rows(self, ids: torch.Tensor, packing: Packing, kv: KVPages, tap: Tap, out: torch.Tensor | None) -> torch.Tensor:
+        """As ``Decoder.final_rows``."""
+        ...
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """As ``Decoder.logits``."""
+        ...
 
 
 class EagerRunner:
@@ -35,7 +55,7 @@ class EagerRunner:
     order of the plan, ``[T, H]`` in the model's dtype.
     """
 
-    def __init__(self, decoder: Decoder, config: Resolved, read: frozenset[int] = frozenset()) -> None:
+    def __init__(self, decoder: Model, config: Resolved, read: frozenset[int] = frozenset()) -> None:
         self.decoder = decoder
         self.features: dict[int, torch.Tensor] = {}
         if read and config.capture is not CaptureMode.FULL:
@@ -63,6 +83,8 @@ class EagerRunner:
         """Capture what the configuration asks for, once, at the ceiling; steps use the graphs from then on."""
         if self.graphs is not None:
             raise InternalError("graphs are captured once")
+        if not isinstance(self.decoder, Decoder):
+            raise InternalError("graphs are captured of a model that one process has alone")
         config = self._config
         width = -(-min(config.context_length, config.graph_context) // config.page_size)
         layers = tuple(sorted({*config.capture_layers, *self._read}))

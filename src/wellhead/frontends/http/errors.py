@@ -86,6 +86,7 @@ STATUS: Mapping[str, int] = MappingProxyType(
         "timeout": 408,
         "non_finite": 422,
         "engine_closed": 503,
+        "rank_died": 503,
         "internal_error": 500,
         "unauthorized": 401,
         "not_found": 404,
@@ -100,7 +101,7 @@ STATUS: Mapping[str, int] = MappingProxyType(
 )
 
 #: Seconds after which a client may try again, where trying again can help.
-RETRY_AFTER: Mapping[str, int] = MappingProxyType({"overloaded": 1, "engine_closed": 5})
+RETRY_AFTER: Mapping[str, int] = MappingProxyType({"overloaded": 1, "engine_closed": 5, "rank_died": 5})
 
 _OPENAI_TYPE = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
 
