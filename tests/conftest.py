@@ -65,4 +65,5 @@ def direct(family: Callable[..., Path]) -> Iterator[Callable[..., Any]]:
 
     yield make
     for one in made:
+        one.made.close()
         one.core.check_integrity()

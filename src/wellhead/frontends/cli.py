@@ -12,7 +12,7 @@ from wellhead.errors import WellheadError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; its exit status. 0: done; 1: some rows failed; 2: refused, with a reason on stderr."""
+    """Run a command; its exit status. 0: done; 1: some rows failed, or the engine died; 2: refused, with a reason on stderr."""
     args = build_parser().parse_args(argv)
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:

@@ -87,8 +87,8 @@ class Forward:
 
     def on(self, device: torch.device) -> tuple[torch.Tensor, Packing, torch.Tensor | None]:
         """Tokens, packing and ``out`` on a rank's device."""
-        arrays = [torch.from_numpy(x).to(device) for x in self.packing]
-        packing = Packing(*arrays, decode=self.decode)
+        positions, starts, kv_lens, page_table, slots = (torch.from_numpy(x).to(device) for x in self.packing)
+        packing = Packing(positions, starts, kv_lens, page_table, slots, self.decode)
         out = None if self.out is None else torch.from_numpy(self.out).to(device)
         return torch.from_numpy(self.ids).to(device), packing, out
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from wellhead.errors import InvalidConfig
+from wellhead.errors import InvalidConfig, WellheadError
 from wellhead.frontends.http.app import Application, build
 from wellhead.frontends.http.options import ServerOptions, add_server_arguments, server_options
 from wellhead.frontends.options import add_engine_arguments, engine_options
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load the model, serve until SIGTERM or SIGINT, let running requests end; 0."""
+    """Load the model, serve until SIGTERM or SIGINT, let running requests end; 0. If the engine dies: say why; 1."""
     options = server_options(args)  # before torch is imported: what is wrong with them is said at once
     from wellhead.frontends.engine import Engine
 
@@ -48,8 +48,13 @@ def run(args: argparse.Namespace) -> int:
         # uvicorn raises the signal again when it is done; by then it must be harmless, or the exit status would tell of a kill
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _ignore)
-        Server(engine, options).run(sockets=[listening])
-    return 0
+        server = Server(engine, options)
+        engine.loop.ended.add_done_callback(server.leave)
+        server.run(sockets=[listening])
+        died = engine.loop.ended.exception() if engine.loop.ended.done() else None
+    if isinstance(died, WellheadError):
+        print(f"wellhead: {died.code}: {died.message}", file=sys.stderr)
+    return 0 if died is None else 1
 
 
 def _ignore(number: int, frame: Any) -> None:
@@ -106,6 +111,11 @@ class Server(uvicorn.Server):
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         self.address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         print(start_line(self._engine, self.address), flush=True)
+
+    def leave(self, ended: object) -> None:
+        """End as if asked to by a signal; from any thread."""
+        del ended
+        self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more requests; let those that run end, or end them after ``drain_timeout``."""
