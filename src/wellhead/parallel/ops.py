@@ -24,7 +24,7 @@ class ShardedOps:
         self.dtype, self.device = inner.dtype, inner.device
         self.prepare_thread, self.describe = inner.prepare_thread, inner.describe
         self.pack, self.pack_glu, self.unpack = inner.pack, inner.pack_glu, inner.unpack
-        self.linear, self.glu, self.norm = inner.linear, inner.glu, inner.norm
+        self.linear, self.glu, self.norm, self.peak = inner.linear, inner.glu, inner.norm, inner.peak
         self.rope_store, self.attend = inner.rope_store, inner.attend
 
     def linear_add_(self, residual: torch.Tensor, x: torch.Tensor, weight: Packed, bias: torch.Tensor | None = None) -> None:

@@ -34,7 +34,7 @@ class Ranks:
     """``size - 1`` processes. One that ends before ``close`` ends the engine: nothing can go on without it.
 
     A thread per process reads its pipe and waits for its end. ``group``: set once the ranks have met. ``threads``: of each
-    rank, rank 0 too, on CPUs: this process's share, or what ``OMP_NUM_THREADS`` says; torch has as many here until ``close``.
+    rank on CPUs, rank 0 too: an equal share of what torch had here, and has again after ``close``.
     """
 
     def __init__(self, size: int, timeout: float) -> None:
@@ -43,8 +43,7 @@ class Ranks:
         self.folder = Path(tempfile.mkdtemp(prefix="wellhead-ranks-"))
         self._process = os.getpid()
         self._threads_before = torch.get_num_threads()
-        told = "OMP_NUM_THREADS" in os.environ
-        self.threads = self._threads_before if told else max(1, self._threads_before // size)
+        self.threads = max(1, self._threads_before // size)
         torch.set_num_threads(self.threads)
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._pipes: list[tuple[socket.socket, Connection[Any, Any]]] = []

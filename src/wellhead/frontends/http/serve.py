@@ -1,4 +1,4 @@
-"""``wellhead serve``: one process, one engine, one port."""
+"""``wellhead serve``: one engine, one port."""
 
 from __future__ import annotations
 
