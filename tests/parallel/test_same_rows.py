@@ -70,9 +70,9 @@ def test_rows_of_all_modes_and_greedy_tokens(name: str, family: Family, direct: 
     assert two.made.info()["tp_size"] == 2
 
 
-@pytest.mark.parametrize(("name", "native"), [("llama-biased", False), ("gemma3", False)])
-def test_on_torch_operators(name: str, native: bool, direct: Make) -> None:
-    one, two = direct(name, native_kernels=native), direct(name, native_kernels=native, tp_size=2)
+@pytest.mark.parametrize("name", ["llama-biased", "gemma3"])
+def test_on_torch_operators(name: str, direct: Make) -> None:
+    one, two = direct(name, native_kernels=False), direct(name, native_kernels=False, tp_size=2)
     close(two.run(payloads([-1])), one.run(payloads([-1])))
 
 
@@ -118,6 +118,12 @@ def test_the_head_is_the_one_of_the_rows(direct: Make) -> None:
     for reply in two.run([{**p, "return_logprob": True} for p in payloads([-1]) if p.get("return_hidden_states") is True]):
         head_check(reply, two)
     close(two.run(payloads([-1])), one.run(payloads([-1])))
+
+
+def test_steps_that_overlap(direct: Make) -> None:
+    mixed = company(["full", "off", "last", "mean", "last"])
+    wanted = direct("llama", tp_size=2).run(mixed)
+    all_same(direct("llama", tp_size=2, disable_overlap_schedule=False).run(mixed), wanted)
 
 
 def test_n_gram_drafts_go_with_it(direct: Make) -> None:
