@@ -76,6 +76,7 @@ def test_on_torch_operators(name: str, direct: Make) -> None:
     close(two.run(payloads([-1])), one.run(payloads([-1])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "changes"), [
     (4, {}),
     (3, {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 271}),
@@ -102,6 +103,7 @@ def test_a_row_does_not_depend_on_its_company(dtype: str, direct: Make) -> None:
         assert not turn or sum(c > 0 for c in cached) > len(cached) // 2
 
 
+@pytest.mark.slow
 def test_preemption_and_whole_prompts(direct: Make) -> None:
     mixed = company(["full", "off", "last", "mean", "last"])
     for payload in mixed:
