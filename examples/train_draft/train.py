@@ -74,12 +74,18 @@ def losses(
 
 
 def train(draft: Draft, examples: list[Example], embedding: torch.Tensor, head: torch.Tensor, args: argparse.Namespace) -> None:
+    """Some epochs, each kept in ``training.pt``: an interrupted run goes on after the last whole one."""
     optimizer = torch.optim.AdamW(draft.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.0)
     total = args.epochs * math.ceil(len(examples) / args.batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, total_steps=total + 1, pct_start=0.1)
-    started = time.perf_counter()
-    for epoch in range(args.epochs):
-        recent = []
+    parts, kept, first = {"draft": draft, "optimizer": optimizer, "schedule": schedule}, args.out / "training.pt", 0
+    if kept.exists():
+        state = torch.load(kept)
+        first = state.pop("epoch")
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+    for epoch in range(first, args.epochs):
+        started, recent = time.perf_counter(), []
         for batch in batches(examples, args.batch, epoch):
             with torch.autocast("cpu", torch.bfloat16, enabled=head.dtype is torch.bfloat16):
                 loss, agreed = losses(draft, batch, embedding, head, args.ahead)
@@ -92,6 +98,7 @@ def train(draft: Draft, examples: list[Example], embedding: torch.Tensor, head: 
         loss_mean, *means = np.mean(recent, axis=0)
         same = " ".join(f"{mean:.3f}" for mean in means)
         print(f"  epoch {epoch + 1}: loss {loss_mean:.3f}, same token {same}, {time.perf_counter() - started:.0f} s", flush=True)
+        torch.save({name: part.state_dict() for name, part in parts.items()} | {"epoch": epoch + 1}, kept)
 
 
 def make(model: str, asked: list[str], target: ModelSpec, args: argparse.Namespace) -> Path:
@@ -167,8 +174,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--words", type=int, default=48, help="words of each text that the model is asked about")
     parser.add_argument("--new", type=int, default=128, help="tokens that the model writes of each at most")
     parser.add_argument("--vocabulary", type=int, default=8192, help="tokens that the draft knows: the most common ones")
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=8, help="texts per training step")
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--batch", type=int, default=4, help="texts per training step")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--ahead", type=int, default=3, help="drafts of a chain, in training")
     parser.add_argument("--steps", type=int, default=3, help="drafts of a chain, when serving")
