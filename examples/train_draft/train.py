@@ -1,6 +1,6 @@
 """A draft for speculative decoding, made with the engine itself: write, extract, train, serve.
 
-    python examples/train_draft/train.py                        # the demo's model, about ten minutes on two cores
+    python examples/train_draft/train.py                        # the demo's model, 17 minutes on two cores
     python examples/train_draft/train.py --model-path DIR --texts lines.txt --out my-draft
 
 1. The model answers questions about film reviews (or about the lines of ``--texts``): a draft has to know its own words.
