@@ -8,7 +8,7 @@
 3. One layer learns to say what the model says next (EAGLE3), several tokens ahead from its own states, as it is used.
 4. The engine decodes with it and without, on questions about other reviews, and says what it gains.
 
-A step whose result lies in ``--out`` is not done again.
+A step whose result lies in ``--out`` is not done again, whatever the options say now: for others, take another ``--out``.
 """
 
 from __future__ import annotations
