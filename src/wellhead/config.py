@@ -164,17 +164,17 @@ class EngineConfig:
             raise InvalidConfig(
                 "schedule_policy lpm needs the prefixes that disable_radix_cache forgets", param="schedule_policy"
             )
-        if self.disable_overlap_schedule is False and self.speculation().algorithm:
+        algorithm = self.speculation().algorithm
+        if self.disable_overlap_schedule is False and algorithm:
             raise InvalidConfig(
-                f"steps cannot overlap under speculative_algorithm {self.speculation().algorithm.value}: the next one hangs on "
+                f"steps cannot overlap under speculative_algorithm {algorithm.value}: the next one hangs on "
                 "what is accepted; leave disable_overlap_schedule out",
                 param="disable_overlap_schedule",
             )
-        drafts = self.speculation().algorithm.has_model
         if self.tp_size == 1 and self.dist_timeout is not None:
             raise InvalidConfig("dist_timeout is given, but tp_size is 1: nobody waits", param="dist_timeout")
-        if self.tp_size > 1 and (drafts or self.enable_torch_compile):
-            what = f"speculative_algorithm {self.speculative_algorithm}" if drafts else "enable_torch_compile"
+        if self.tp_size > 1 and (algorithm.has_model or self.enable_torch_compile):
+            what = f"speculative_algorithm {self.speculative_algorithm}" if algorithm.has_model else "enable_torch_compile"
             raise InvalidConfig(f"tp_size {self.tp_size} does not go with {what}", param="tp_size")
 
     def overlaps(self, device: str) -> bool:

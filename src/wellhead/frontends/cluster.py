@@ -72,6 +72,8 @@ def own_share(engine: dict[str, Any], cpus: int) -> dict[str, Any]:
 def _own_signals() -> Iterator[None]:
     """Ray puts a handler of its own on SIGTERM; afterwards the one that was there is there again."""
     before = signal.getsignal(signal.SIGTERM)
-    yield
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,9 +30,8 @@ class Standing:
         return self.length - self.computed
 
     @classmethod
-    def of(cls, seq: Sequence, flying: Mapping[str, PlanRow]) -> Standing:
-        """``flying``: the rows of a step that runs now, by key."""
-        row = flying.get(seq.key)
+    def of(cls, seq: Sequence, row: PlanRow | None = None) -> Standing:
+        """``row``: what a step that runs now does of it."""
         if row is None:
             return cls(seq.computed, seq.length)
         return cls(row.end, seq.length + len(row.samples), row.keep[1] if row.keeps else 0)

@@ -105,7 +105,7 @@ class Scheduler:
                 self._preempt(seq)
 
     def _standing(self, seq: Sequence) -> Standing:
-        return Standing.of(seq, self._flying)
+        return Standing.of(seq, self._flying.get(seq.key))
 
     def _room_for_all(self) -> bool:
         """Can every sequence that decodes get room for its newest token without anybody's leave?"""
@@ -168,7 +168,7 @@ class Scheduler:
 
     def _trim(self) -> None:
         for seq in self.running:
-            if seq.decoding and seq.lease is not None:
+            if self._standing(seq).newest(seq) and seq.lease is not None:
                 self.space.trim(seq.lease, seq.length)
 
     def _drafts(self, seq: Sequence) -> NDArray[np.int32]:
@@ -204,7 +204,7 @@ class Scheduler:
 
     def _admit(self, budget: int) -> Iterable[Sequence]:
         """Start waiting sequences while budget, slots and pages last."""
-        leaders = [s for s in self.running if not s.decoding]
+        leaders = [s for s in self.running if not Standing.of(s).newest(s)]  # what a step still computes is not to be had yet
         for seq in self._candidates():
             if budget <= 0 or len(self.running) >= self._config.max_running:
                 return
@@ -224,7 +224,7 @@ class Scheduler:
             if seq.cached_tokens is None:
                 seq.cached_tokens = min(lease.cached, seq.prompt_length)
             leaders.append(seq)
-            budget -= seq.remaining
+            budget -= self._standing(seq).remaining
             yield seq
 
     def _start(self, seq: Sequence) -> None:

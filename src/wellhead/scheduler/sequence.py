@@ -91,18 +91,9 @@ class Sequence:
         return self.request.sampling.max_new_tokens > 0
 
     @property
-    def remaining(self) -> int:
-        """Tokens still to compute before the next draw."""
-        return self.length - self.computed
-
-    @property
     def left(self) -> int:
         """Tokens that may still be generated."""
         return len(self._tokens) - self.length
-
-    @property
-    def decoding(self) -> bool:
-        return self.remaining == 1 and self.length > self.prompt_length
 
     def append(self, token: int) -> None:
         self._tokens[self.length] = token

@@ -54,7 +54,7 @@ def open_pool(options: Options) -> Iterator[Pool]:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """A place in the pool, and the actor that fills it. ``up``: its engine runs. ``block``: what is in the works."""
+    """A place in the pool, and the actor that fills it. ``up``: its engine runs. ``blocks``: what is in the works."""
 
     actor: Any
     up: bool = False

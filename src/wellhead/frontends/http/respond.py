@@ -20,6 +20,8 @@ log = logging.getLogger("wellhead")
 
 #: Values lighter than this (numbers and strings) are encoded on the event loop: some 0.3 ms at most.
 LIGHT = 4096
+#: The last event of a stream.
+DONE = b"data: [DONE]\n\n"
 
 
 class Streamed(Response):
@@ -102,10 +104,15 @@ async def pieces(service: Service, chunks: Iterator[bytes], name: str) -> AsyncI
     service.metrics.encoding(name, seconds, size)
 
 
+def small_event(value: Any) -> bytes:
+    """A server-sent event of a light value, whole."""
+    return b"data: " + json.dumps(value) + b"\n\n"
+
+
 async def event(service: Service, value: Any) -> AsyncIterator[bytes]:
     """One server-sent event."""
     if json.weigh(value) <= LIGHT:
-        yield b"data: " + json.dumps(value) + b"\n\n"
+        yield small_event(value)
         return
     yield b"data: "
     async for part in pieces(service, json.chunks(value), "json"):
@@ -144,8 +151,8 @@ async def _source(
         known = error if isinstance(error, WellheadError) else InternalError(f"the stream broke off: {error!r}")
         if known is not error:
             log.exception("a stream broke off")
-        yield b"data: " + json.dumps(body(known)) + b"\n\n"
-    yield b"data: [DONE]\n\n"
+        yield small_event(body(known))
+    yield DONE
 
 
 async def off_loop(service: Service, light: bool, function: Callable[[], Any]) -> Any:

@@ -73,6 +73,11 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
+def url_of(host: str, port: int) -> str:
+    """How to reach an address; IPv6 stands in brackets."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def check_queue(engine: Engine, options: ServerOptions) -> None:
     """A batch that can never fit the engine's queue would be refused as overloaded for ever."""
     queue = engine.assembled.config.max_queued
@@ -109,7 +114,7 @@ class Server(uvicorn.Server):
         if self.should_exit:
             return
         host, port = self.servers[0].sockets[0].getsockname()[:2]
-        self.address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self.address = url_of(host, port)
         print(start_line(self._engine, self.address), flush=True)
 
     def leave(self, ended: object) -> None:

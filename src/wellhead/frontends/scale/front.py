@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import contextvars
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any
 
 from ray.exceptions import RayActorError
@@ -23,6 +23,7 @@ from wellhead.encoding import json
 from wellhead.errors import EngineClosed, Overloaded
 from wellhead.frontends.http.errors import BodyTooSlow, body_of
 from wellhead.frontends.http.gate import error_response
+from wellhead.frontends.http.respond import DONE, small_event
 from wellhead.frontends.scale import totals
 from wellhead.frontends.scale.prefixes import Blocks, Fleet, blocks_of
 from wellhead.frontends.scale.replica import Start
@@ -105,14 +106,11 @@ class Front:
         await self._look()
         asked = {**scope, "path": "/metrics"} if path == "/metrics/replicas" else scope
         answers = await self._ask_all(asked, body)
-        refused = next((a for a in answers.values() if a[0] != 200), None)
         if path == "/health":
             return _plain(*totals.health(answers))
         if not answers:
             return error_response(EngineClosed("no replica answers"), path)
-        if refused is not None:
-            return _plain(*refused)
-        if path.startswith("/metrics"):
+        if path.startswith("/metrics") and all(status == 200 for status, _ in answers.values()):
             texts = {name: text for name, (_, text) in answers.items()}
             return Response(
                 totals.summed(texts) if path == "/metrics" else totals.labelled(texts), 200, {"content-type": CONTENT_TYPE}
@@ -224,10 +222,9 @@ class Relayed(Response):
             except Gone as gone:
                 if not events:
                     raise
-                told = json.dumps(body_of(EngineClosed(f"the replica died: {gone}"), self._path))
-                await send(
-                    {"type": "http.response.body", "body": b"\n\ndata: " + told + b"\n\ndata: [DONE]\n\n", "more_body": True}
-                )
+                told = small_event(body_of(EngineClosed(f"the replica died: {gone}"), self._path))
+                # The blank line ends an event of which the replica sent only a part.
+                await send({"type": "http.response.body", "body": b"\n\n" + told + DONE, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._answer.end()
@@ -239,5 +236,5 @@ def _call(method: Any, **arguments: Any) -> Any:
     return contextvars.Context().run(method.remote, **arguments)
 
 
-def _plain(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(body, status, headers, json.MEDIA_TYPE)
+def _plain(status: int, body: bytes) -> Response:
+    return Response(body, status, media_type=json.MEDIA_TYPE)

@@ -13,7 +13,7 @@ from typing import Any
 from wellhead.errors import InvalidConfig
 from wellhead.frontends.cluster import connected, load_ray
 from wellhead.frontends.http.options import ServerOptions, server_options
-from wellhead.frontends.http.serve import bind
+from wellhead.frontends.http.serve import bind, url_of
 from wellhead.frontends.options import engine_options
 from wellhead.frontends.scale.options import ScaleOptions
 
@@ -59,7 +59,7 @@ class Deployed:
         listening.close()
         self._args = {"engine": engine, "server": dataclasses.asdict(server), "scale": dataclasses.asdict(scale)}
         self._generation = 0
-        self.address = f"http://[{server.host}]:{self._port}" if ":" in server.host else f"http://{server.host}:{self._port}"
+        self.address = url_of(server.host, self._port)
         http = {"host": server.host, "port": self._port, "keep_alive_timeout_s": 75, "request_timeout_s": None}
         serve.start(proxy_location="HeadOnly", http_options=http, logging_config={"log_level": "WARNING"})
 

@@ -73,10 +73,9 @@ def health(answers: Mapping[str, tuple[int, bytes]]) -> tuple[int, bytes]:
 
 def added(answers: Mapping[str, tuple[int, bytes]]) -> tuple[int, bytes]:
     """The numbers in JSON answers added up; of answers that are errors, the first."""
-    bodies: list[dict[str, Any]] = []
-    for status, body in answers.values():
-        if status != 200:
-            return status, body
-        bodies.append(json.loads(body))
+    refused = next((answer for answer in answers.values() if answer[0] != 200), None)
+    if refused is not None:
+        return refused
+    bodies: list[dict[str, Any]] = [json.loads(body) for _, body in answers.values()]
     total = {name: value if isinstance(value, bool) else sum(body[name] for body in bodies) for name, value in bodies[0].items()}
     return 200, json.dumps(total)
