@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import random
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from ray.exceptions import RayActorError
 
 from wellhead.errors import InvalidConfig
 from wellhead.frontends.scale import totals
+from wellhead.frontends.scale.front import Answer, Gone
 from wellhead.frontends.scale.options import ScaleOptions, add_scale_arguments, scale_options
 from wellhead.frontends.scale.prefixes import BLOCK_BYTES, SPILL_MORE, Fleet, blocks_of
+from wellhead.frontends.scale.replica import Start
 
 SYSTEM = "You are a careful reader of film reviews, and you say in one word what the writer thought of the film. "
 
@@ -137,3 +141,31 @@ def test_flags_that_cannot_be(given: list[str], param: str) -> None:
     assert refused.value.param == param
     assert scale_options(parser.parse_args([])) is None
     assert scale_options(parser.parse_args(["--ray", "auto", "--replicas", "2"])) == ScaleOptions(replicas=2)
+
+
+class DiesAfter:
+    """A replica's answer of which these pieces come; then the replica is gone."""
+
+    def __init__(self, *pieces: Any) -> None:
+        self._pieces = list(pieces)
+
+    async def __anext__(self) -> Any:
+        if not self._pieces:
+            raise RayActorError()
+        return self._pieces.pop(0)
+
+    def cancel(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("first", "rest"), [(b"abcdef", ()), (b"abc", (b"def",))])
+def test_an_answer_that_has_come_whole_outlives_its_replica(first: bytes, rest: tuple[bytes, ...]) -> None:
+    async def read(length: int) -> bytes:
+        start = Start("a", 200, [(b"content-length", str(length).encode())], first)
+        answer = Answer(Fleet(), DiesAfter(start, *rest), "a", ())
+        await answer.begin()
+        return b"".join([part async for part in answer.parts()])
+
+    assert asyncio.run(read(6)) == b"abcdef"
+    with pytest.raises(Gone):
+        asyncio.run(read(7))

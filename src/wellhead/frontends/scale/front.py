@@ -170,7 +170,8 @@ class Answer:
             raise
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """The body. Raises ``Gone``."""
+        """The body. Raises ``Gone``, unless all of it has come by then."""
+        came = len(self.start.body)
         if self.start.body:
             yield self.start.body
         while True:
@@ -178,8 +179,17 @@ class Answer:
                 part: bytes = await self._next()
             except StopAsyncIteration:
                 break
+            except Gone:
+                if came == self._length():
+                    break
+                raise
+            came += len(part)
             yield part
         self._open = False
+
+    def _length(self) -> int | None:
+        """Bytes of the body, if its headers say how many."""
+        return next((int(value) for name, value in self.start.headers if name == b"content-length"), None)
 
     async def _next(self) -> Any:
         try:
