@@ -8,7 +8,7 @@
 3. One layer learns to say what the model says next (EAGLE3), several tokens ahead from its own states, as it is used.
 4. The engine decodes with it and without, on questions about other reviews, and says what it gains.
 
-A step whose result lies in ``--out`` is not done again, whatever the options say now: for others, take another ``--out``.
+A step whose result lies in ``--out`` is not done again; an ``--out`` that was begun with other options is refused.
 """
 
 from __future__ import annotations
@@ -182,13 +182,27 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def begin(model: str, args: argparse.Namespace) -> None:
+    """Make ``--out``, or go on with it if it was begun with these options (``--steps`` is of serving alone)."""
+    mine = {name: str(value) for name, value in vars(args).items() if name not in ("out", "steps")} | {"model_path": model}
+    record = args.out / "options.json"
+    args.out.mkdir(parents=True, exist_ok=True)
+    if not record.exists():
+        record.write_text(json.dumps(mine, indent=1))
+        return
+    theirs = json.loads(record.read_text())
+    differ = [f"--{name.replace('_', '-')} {theirs.get(name)} there, {mine[name]} here" for name in mine if theirs.get(name) != mine[name]]
+    if differ:
+        raise SystemExit(f"{args.out} was begun with other options: {'; '.join(differ)}. Take another --out")
+
+
 def main() -> None:
     args = arguments()
     model = args.model_path or str(assets.fetch_smollm2())
     target = load_spec(locate(model))
     if target.post_norms or target.norm_plus_one or target.embed_scale != 1.0:
         raise SystemExit(f"{target.architecture} has another kind of block than Llama's; this recipe knows no other")
-    args.out.mkdir(parents=True, exist_ok=True)
+    begin(model, args)
     asked = texts.prompts(Tokenizer.load(locate(model)), args.texts, args.words)[: args.prompts + HELD_OUT]
     (args.out / "held-out.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in asked[:HELD_OUT]))
     folder = args.out / "draft"

@@ -49,7 +49,7 @@ class EngineConfig:
     disable_radix_cache         forget every prefix
     random_seed                 from which requests without a ``sampling_seed`` get theirs
     disable_overlap_schedule    plan a step only when the one before it is done; default: on the CPU, where planning has no
-                                processor to itself, and with speculative decoding, whose next step hangs on what was accepted
+                                processor to itself. A step that judges drafts is waited for in any case
     enable_torch_compile        on the CPU: run steps as compiled graphs (a GPU has CUDA graphs without being asked)
     disable_cuda_graph          on a GPU: run every step operator by operator
     cuda_graph_max_bs           sequences in the largest decode graph, CPU graphs included; default: the running limit, at
@@ -165,12 +165,6 @@ class EngineConfig:
                 "schedule_policy lpm needs the prefixes that disable_radix_cache forgets", param="schedule_policy"
             )
         algorithm = self.speculation().algorithm
-        if self.disable_overlap_schedule is False and algorithm:
-            raise InvalidConfig(
-                f"steps cannot overlap under speculative_algorithm {algorithm.value}: the next one hangs on "
-                "what is accepted; leave disable_overlap_schedule out",
-                param="disable_overlap_schedule",
-            )
         if self.tp_size == 1 and self.dist_timeout is not None:
             raise InvalidConfig("dist_timeout is given, but tp_size is 1: nobody waits", param="dist_timeout")
         if self.tp_size > 1 and (algorithm.has_model or self.enable_torch_compile):
@@ -180,7 +174,7 @@ class EngineConfig:
     def overlaps(self, device: str) -> bool:
         """Are steps planned ahead? ``device``: the resolved one."""
         if self.disable_overlap_schedule is None:
-            return device == "cuda" and not self.speculation().algorithm
+            return device == "cuda"
         return not self.disable_overlap_schedule
 
     def speculation(self) -> Speculation:

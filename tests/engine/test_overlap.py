@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from support.checks import all_same
 from support.company import MODES, company, prompt, sampling
 from support.direct import Direct
+from support.speculating import check_equal, pair, payloads
 from wellhead.config import EngineConfig
-from wellhead.errors import InternalError, InvalidConfig
+from wellhead.errors import InternalError
 from wellhead.frontends.engine import Engine
 from wellhead.step import UNKNOWN, Plan, StepResult
 
@@ -161,9 +162,33 @@ def test_closing_waits_for_the_step_that_runs(family: Callable[..., Path]) -> No
         assert not engine.loop.healthy
 
 
-def test_overlap_and_speculation_exclude_each_other() -> None:
-    with pytest.raises(InvalidConfig, match="NGRAM"):
-        EngineConfig(model_path="m", speculative_algorithm="NGRAM", disable_overlap_schedule=False)
-    assert not EngineConfig(model_path="m", speculative_algorithm="NGRAM").overlaps("cuda")
+@pytest.mark.parametrize("algorithm", ["NGRAM", "SELF", "STANDALONE", "EAGLE", "EAGLE3"])
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    requests=st.lists(payloads(), min_size=1, max_size=5), pages=st.sampled_from([14, 256]), chunk=st.sampled_from([5, 64])
+)
+def test_speculation_overlapped(
+    algorithm: str, requests: list[dict[str, Any]], pages: int, chunk: int, family: Callable[..., Path]
+) -> None:
+    check_equal(*pair(family, algorithm, "llama", pages, chunk, "float32", overlap=True), requests)
+
+
+def test_a_step_that_judges_drafts_is_waited_for(family: Callable[..., Path]) -> None:
+    """Chunks of prompts overlap; once there is something to accept, the next step is planned after it."""
+    overlapped = Direct(family("llama"), speculative_algorithm="NGRAM", chunked_prefill_size=8, **AHEAD)
+    planned: list[tuple[bool, bool]] = []
+    plan_ahead = overlapped.core.scheduler.plan_ahead
+
+    def watch(running: Plan) -> Plan | None:
+        plan = plan_ahead(running)
+        planned.append((any(row.samples for row in running.rows), plan is not None))
+        return plan
+
+    overlapped.core.scheduler.plan_ahead = watch  # type: ignore[method-assign]
+    overlapped.run([{"input_ids": prompt(40), "sampling_params": sampling(0, 12)}])
+    assert {(True, False), (False, True)} == set(planned)
+
+
+def test_overlap_is_for_devices_that_leave_the_processor_idle() -> None:
     assert EngineConfig(model_path="m").overlaps("cuda") and not EngineConfig(model_path="m").overlaps("cpu")
     assert EngineConfig(model_path="m", disable_overlap_schedule=False).overlaps("cpu")

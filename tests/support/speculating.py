@@ -37,9 +37,11 @@ def options_for(algorithm: str, family: Family, target: str) -> dict[str, Any]:
 
 
 @functools.cache
-def pair(family: Family, algorithm: str, target: str, pages: int, chunk: int, dtype: str) -> tuple[Direct, Direct]:
+def pair(
+    family: Family, algorithm: str, target: str, pages: int, chunk: int, dtype: str, *, overlap: bool = False
+) -> tuple[Direct, Direct]:
     """A plain engine with room for everything, and one that speculates in ``pages`` pages."""
-    more = options_for(algorithm, family, target)
+    more = {**options_for(algorithm, family, target), "disable_overlap_schedule": not overlap}
     speculating = Direct(family(target), dtype=dtype, chunked_prefill_size=chunk, max_total_tokens=pages * 16, **more)
     return Direct(family(target), dtype=dtype), speculating
 

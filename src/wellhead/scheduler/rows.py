@@ -104,5 +104,6 @@ def _sample(seq: Sequence, at: Standing, drafts: NDArray[np.int32], eos_ids: tup
 
 def foreseeable(seq: Sequence, row: PlanRow) -> bool:
     """Can the next row be planned while this one runs: does it hang on nothing that comes back but the token itself?"""
-    penalised = bool(row.samples) and seq.request.sampling.penalised
-    return not penalised and seq.targets_done >= seq.prompt_length
+    if row.samples and (seq.request.sampling.penalised or seq.speculation is not None):
+        return False
+    return seq.targets_done >= seq.prompt_length
