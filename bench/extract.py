@@ -3,7 +3,8 @@
     python bench/extract.py                          # Qwen3-0.6B's shape, random weights, bfloat16
     python bench/extract.py --model PATH/TO/MODEL
 
-transformers gets its best: the faster of batch sizes 1 and 8, prompts sorted by length, no LM head.
+transformers gets its best: the faster of batch sizes 1 and 8, prompts sorted by length, no LM head. The linear layers alone are
+the engine's own products over as many tokens, with nothing between them.
 """
 
 from __future__ import annotations
@@ -46,6 +47,27 @@ def transformers_side(folder: Path) -> Callable[[list[list[int]], int], np.ndarr
     return run
 
 
+def linears(engine: wh.Engine, tokens: int) -> Callable[[], None]:
+    """The products of all blocks over this many tokens, in steps as large as the engine's."""
+    runner: Any = engine.assembled.core.runner
+    decoder, ops, step = runner.model, engine.assembled.ops, engine.assembled.config.chunk
+    spec, sizes = decoder.spec, [step] * (tokens // step) + [tokens % step]
+
+    def rows(n: int, width: int) -> torch.Tensor:
+        return torch.randn(n, width).to(ops.dtype)
+
+    given = [(rows(n, spec.hidden_size), rows(n, spec.heads * spec.head_dim), torch.zeros(n, spec.hidden_size)) for n in sizes if n]
+
+    def run() -> None:
+        for h, mixed, x in given:
+            for block in decoder.blocks:
+                ops.linear(h, block.qkv)
+                ops.linear_add_(x, mixed, block.o)
+                ops.linear_add_(x, ops.glu(h, block.gate_up, spec.activation), block.down)
+
+    return run
+
+
 def compare(name: str, prompts: list[list[int]], engine: wh.Engine, hf: Callable[..., np.ndarray], rounds: int) -> None:
     tokens = sum(map(len, prompts))
 
@@ -57,7 +79,10 @@ def compare(name: str, prompts: list[list[int]], engine: wh.Engine, hf: Callable
     hf(prompts[:8], 8)
     ones, eights = common.seconds(lambda: hf(prompts[::4], 1)), common.seconds(lambda: hf(prompts[::4], 8))
     best = 1 if ones <= eights else 8
-    times = common.alternate({"transformers": lambda: hf(prompts, best), "wellhead": ours}, rounds)
+    sides = {"transformers": lambda: hf(prompts, best), "wellhead": ours}
+    if name == "distinct":
+        sides["linears"] = linears(engine, tokens)
+    times = common.alternate(sides, rounds)
     ours_rate, hf_rate = (tokens / statistics.median(times[side]) for side in ("wellhead", "transformers"))
     a, b = ours(), hf(prompts, best)
     cosine = ((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)).min()
@@ -67,6 +92,8 @@ def compare(name: str, prompts: list[list[int]], engine: wh.Engine, hf: Callable
         f" | lowest cosine between the two {cosine:.5f}",
         flush=True,
     )
+    if "linears" in times:
+        print(f"{'':16} of what its linear layers alone reach: {common.ratio(times, 'linears', 'wellhead'):.1%}", flush=True)
 
 
 def main() -> None:

@@ -7,12 +7,15 @@
 
 namespace wellhead {
 
-// A packed weight: [blocks, in, kCols], or with pairs [blocks, in / 2, kCols, 2]; columns beyond `out` are zero.
+// A packed weight: [blocks, in, kCols], or with pairs [blocks, in / 2, kCols, 2]; columns beyond `out` are zero. `type` is that
+// of its input too. With `scales`, the weight is int8 [blocks, in / 4, kCols, 4], and they are [2, blocks, kCols]: what one
+// step of each column is worth, and the sum of the column's integers.
 struct Weight {
   const void* data;
   c10::ScalarType type;
   bool pairs;
   int64_t blocks, in, out;
+  const float* scales;
 };
 
 enum class Activation { silu, gelu_tanh };

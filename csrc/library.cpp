@@ -34,39 +34,51 @@ Tensor empty(at::IntArrayRef sizes, ScalarType type) {
   return Tensor(at::detail::empty_cpu(sizes, type, false, std::nullopt));
 }
 
-// Packed by NativeOps: [blocks, in, kCols] or, in pairs, [blocks, in / 2, kCols, 2]; a gated one has kCols split in two.
+// Packed by NativeOps: [blocks, in, kCols] or, in groups of 2 or (int8) 4, [blocks, in / group, kCols, group]; a gated one has
+// kCols split in two.
 Weight weight(const Tensor& w, int64_t out, bool gated) {
-  const bool pairs = w.size(-1) == 2;
-  check(w, gated ? "a packed gated weight" : "a packed weight", w.scalar_type(), 3 + pairs + gated);
+  const int64_t group = w.scalar_type() == ScalarType::Char ? 4 : w.size(-1) == 2 ? 2 : 1;
+  check(w, gated ? "a packed gated weight" : "a packed weight", w.scalar_type(), 3 + (group > 1) + gated);
   const int64_t columns = w.size(2) * (gated ? w.size(3) : 1), capacity = w.size(0) * columns / (gated ? 2 : 1);
   TORCH_CHECK_VALUE(columns == 32 && out >= 0 && out <= capacity, "wellhead: ", out, " columns of a packed weight ", w.sizes());
-  return {w.const_data_ptr(), w.scalar_type(), pairs, w.size(0), w.size(1) * (pairs ? 2 : 1), out};
+  return {w.const_data_ptr(), w.scalar_type(), group == 2, w.size(0), w.size(1) * group, out, nullptr};
 }
 
-Weight weight_for(const Tensor& w, int64_t out, bool gated, const Tensor& x) {
-  const Weight made = weight(w, out, gated);
+Weight weight_for(const Tensor& w, const std::optional<Tensor>& scales, int64_t out, bool gated, const Tensor& x) {
+  Weight made = weight(w, out, gated);
+  TORCH_CHECK_VALUE((made.type == ScalarType::Char) == scales.has_value(), "wellhead: an int8 weight has scales, and no other");
+  if (scales.has_value()) {
+    check(*scales, "the scales", ScalarType::Float, 3);
+    TORCH_CHECK_VALUE(scales->size(0) == 2 && scales->size(1) == made.blocks && scales->size(2) == 32, "wellhead: scales ", scales->sizes(),
+                      " of ", made.blocks, " blocks");
+    TORCH_CHECK_VALUE(w.size(-1) == 4 && made.in <= 65536, "wellhead: an int8 weight ", w.sizes());
+    made.scales = scales->const_data_ptr<float>();
+    made.type = x.scalar_type();
+    TORCH_CHECK_VALUE(c10::isFloatingType(made.type) && made.type != ScalarType::Double, "wellhead: x is ", made.type);
+  }
   check(x, "x", made.type, 2);
   TORCH_CHECK_VALUE(x.size(1) == made.in, "wellhead: x has ", x.size(1), " columns, the weight takes ", made.in);
   return made;
 }
 
-Tensor linear_op(const Tensor& x, const Tensor& w, int64_t out, const std::optional<Tensor>& bias) {
-  const Weight made = weight_for(w, out, false, x);
+Tensor linear_op(const Tensor& x, const Tensor& w, const std::optional<Tensor>& scales, int64_t out, const std::optional<Tensor>& bias) {
+  const Weight made = weight_for(w, scales, out, false, x);
   Tensor result = empty({x.size(0), out}, ScalarType::Float);
   linear(x.const_data_ptr(), x.size(0), made, floats(bias, "bias", out), result.mutable_data_ptr<float>());
   return result;
 }
 
-void linear_add_op(Tensor residual, const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias) {
+void linear_add_op(Tensor residual, const Tensor& x, const Tensor& w, const std::optional<Tensor>& scales,
+                   const std::optional<Tensor>& bias) {
   check(residual, "residual", ScalarType::Float, 2);
   const int64_t out = residual.size(1);
-  const Weight made = weight_for(w, out, false, x);
+  const Weight made = weight_for(w, scales, out, false, x);
   TORCH_CHECK_VALUE(residual.size(0) == x.size(0), "wellhead: residual has ", residual.size(0), " rows, x has ", x.size(0));
   linear_add(x.const_data_ptr(), x.size(0), made, floats(bias, "bias", out), residual.mutable_data_ptr<float>());
 }
 
-Tensor glu_op(const Tensor& x, const Tensor& w, int64_t out, bool silu) {
-  const Weight made = weight_for(w, out, true, x);
+Tensor glu_op(const Tensor& x, const Tensor& w, const std::optional<Tensor>& scales, int64_t out, bool silu) {
+  const Weight made = weight_for(w, scales, out, true, x);
   Tensor result = empty({x.size(0), out}, made.type);
   glu(x.const_data_ptr(), x.size(0), made, silu ? Activation::silu : Activation::gelu_tanh, result.mutable_data_ptr());
   return result;
@@ -75,6 +87,7 @@ Tensor glu_op(const Tensor& x, const Tensor& w, int64_t out, bool silu) {
 Tensor embed_op(const Tensor& ids, const Tensor& w, int64_t out, double scale) {
   check(ids, "ids", ScalarType::Long, 1);
   const Weight made = weight(w, out, false);
+  TORCH_CHECK_VALUE(made.type != ScalarType::Char, "wellhead: embeddings are not kept as int8");
   const int64_t* id = ids.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < ids.size(0); ++i) TORCH_CHECK_INDEX(id[i] >= 0 && id[i] < out, "wellhead: token id ", id[i], " of ", out);
   Tensor result = empty({ids.size(0), made.in}, ScalarType::Float);
@@ -184,9 +197,9 @@ TORCH_LIBRARY(wellhead, m) {
   m.def("set_team_size(int size) -> ()", &set_team_size);
   m.def("team_size() -> int", &team_size);
   m.def("lone_torch() -> ()", &lone_torch_op);
-  m.def("linear(Tensor x, Tensor w, int out, Tensor? bias) -> Tensor");
-  m.def("linear_add_(Tensor(a!) residual, Tensor x, Tensor w, Tensor? bias) -> ()");
-  m.def("glu(Tensor x, Tensor w, int out, bool silu) -> Tensor");
+  m.def("linear(Tensor x, Tensor w, Tensor? scales, int out, Tensor? bias) -> Tensor");
+  m.def("linear_add_(Tensor(a!) residual, Tensor x, Tensor w, Tensor? scales, Tensor? bias) -> ()");
+  m.def("glu(Tensor x, Tensor w, Tensor? scales, int out, bool silu) -> Tensor");
   m.def("embed(Tensor ids, Tensor w, int out, float scale) -> Tensor");
   m.def("norm(Tensor x, Tensor w, float eps, ScalarType type) -> Tensor");
   m.def("peak(Tensor x) -> (Tensor, Tensor, Tensor)");

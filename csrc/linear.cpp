@@ -1,5 +1,6 @@
 // Products with packed weights, each with the step that follows it fused in.
 #include "few.h"
+#include "int8.h"
 #include "kernels.h"
 #include "numbers.h"
 #include "team.h"
@@ -9,21 +10,32 @@
 namespace wellhead {
 namespace {
 
+// Calls piece(each) on several threads, where each(body) calls body(block, first_row, rows) for its tiles, of at most kRows rows.
+template <class Piece>
+void share_tiles(int64_t rows, int64_t blocks, const Piece& piece) {
+  const int64_t chunks = (rows + kRows - 1) / kRows;
+  const int64_t step = chunks == 0 ? 0 : (rows + chunks - 1) / chunks;
+  // Row chunks run innermost: a panel of weights is read from memory once and then from the core's own cache.
+  share(blocks * chunks, 1, [&](int64_t begin, int64_t end) {
+    piece([&](const auto& body) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t first = i % chunks * step, count = std::min(step, rows - first);
+        if (count > 0) body(i / chunks, first, count);
+      }
+    });
+  });
+}
+
 // finish(tile, first_row, rows, block) takes float tile[rows][kCols] of one block of columns.
 template <class S, class C, class Finish>
 void multiply(const C* x, int64_t rows, const Weight& w, const Finish& finish) {
   const S* data = static_cast<const S*>(w.data);
   const int64_t panel_size = w.in * kCols;
-  const int64_t chunks = (rows + kRows - 1) / kRows;
-  const int64_t step = chunks == 0 ? 0 : (rows + chunks - 1) / chunks;
-  // Row chunks run innermost: a panel of weights is read from memory once and then from the core's own cache.
-  share(w.blocks * chunks, 1, [&](int64_t begin, int64_t end) {
+  share_tiles(rows, w.blocks, [&](const auto& each) {
     ProductScope<C> scope;
     alignas(64) float tile[kRows * kCols];
     int64_t widened = -1;
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t block = i / chunks, first = i % chunks * step, count = std::min(step, rows - first);
-      if (count <= 0) continue;
+    each([&](int64_t block, int64_t first, int64_t count) {
       const C* panel;
       if constexpr (std::is_same_v<S, C>) {
         panel = data + block * panel_size;
@@ -37,12 +49,38 @@ void multiply(const C* x, int64_t rows, const Weight& w, const Finish& finish) {
       if constexpr (kPairs<C>) done = few_rows(count, w.in, x + first * w.in, w.in, panel, tile);
       if (!done) product(count, kCols, w.in, x + first * w.in, w.in, panel, kCols, tile, kCols, false);
       finish(tile, first, count, block);
-    }
+    });
+  });
+}
+
+// The same for an int8 weight: exact sums, then one rounding to float and one for the scales.
+template <class Finish>
+void multiply8(const void* x, int64_t rows, const Weight& w, const Finish& finish) {
+  uint8_t* bytes = scratch<uint8_t, 1>(rows * w.in);
+  float* row_scales = scratch<float, 2>(rows);
+  quantize(x, w.type, rows, w.in, bytes, row_scales);
+  share_tiles(rows, w.blocks, [&](const auto& each) {
+    ProductScope<BFloat16> scope;
+    alignas(64) float tile[kRows * kCols];
+    alignas(64) int32_t sums[kRows * kCols];
+    each([&](int64_t block, int64_t first, int64_t count) {
+      product8(count, w.in, bytes + first * w.in, static_cast<const int8_t*>(w.data) + block * w.in * kCols, sums);
+      const float* scales = w.scales + block * kCols;
+      const float* column_sums = scales + w.blocks * kCols;
+      for (int64_t r = 0; r < count; ++r) {
+        for (int64_t c = 0; c < kCols; ++c) {
+          const int32_t sum = sums[r * kCols + c] - kZero * static_cast<int32_t>(column_sums[c]);
+          tile[r * kCols + c] = static_cast<float>(sum) * (row_scales[first + r] * scales[c]);
+        }
+      }
+      finish(tile, first, count, block);
+    });
   });
 }
 
 template <class S, class C, class Finish>
 void multiply_stored(const void* x, int64_t rows, const Weight& w, const Finish& finish) {
+  if (w.scales) return multiply8(x, rows, w, finish);
   if constexpr (std::is_same_v<S, C>) {
     multiply<S, C>(static_cast<const C*>(x), rows, w, finish);
   } else {

@@ -11,11 +11,13 @@ from wellhead.speculation import PLAIN, Speculation, SpeculativeOptions, effecti
 from wellhead.types import DTYPES, CaptureMode, DType
 
 SchedulePolicy = Literal["fcfs", "lpm"]
+Quantization = Literal["int8"]
 PAGE_SIZES = (16, 32, 64, 128)
 SWITCHES = (
     *("skip_tokenizer_init", "enable_return_hidden_states", "disable_radix_cache"),
     *("enable_torch_compile", "disable_cuda_graph"),
 )
+QUANTIZATIONS = ("int8", "w8a8_int8")  # two names of one thing
 CHOICES = ("native_kernels", "disable_overlap_schedule")  # switches whose default depends on the machine
 #: The longest sequence that a decode graph on a GPU can see; longer ones decode without a graph.
 GRAPH_CONTEXT = 8192
@@ -58,6 +60,8 @@ class EngineConfig:
                                 GPU, 0 on the CPU
     tp_size                     processes that share the model, see docs/parallel.md; 1: this one
     dist_timeout                seconds that they wait for each other (default: 60)
+    quantization                ``int8`` (SGLang's ``w8a8_int8`` is the same): blocks' weights and their inputs are rounded to
+                                8 bits, on the CPU, see docs/quantization.md; default: as the checkpoint has them
     native_kernels              ``None``: compiled kernels where they can be had; True: or fail; False: torch operators
     speculative_...             speculative decoding, see docs/speculative.md: ``algorithm`` (``EAGLE``, ``EAGLE3``,
                                 ``STANDALONE``, ``NGRAM``), ``draft_model_path``, ``num_steps``, ``num_draft_tokens``
@@ -90,6 +94,7 @@ class EngineConfig:
     disable_cuda_graph: bool = False
     cuda_graph_max_bs: int | None = None
     piecewise_cuda_graph_max_tokens: int | None = None
+    quantization: str | None = None
     native_kernels: bool | None = None
     tp_size: int = 1
     dist_timeout: int | None = None
@@ -129,6 +134,8 @@ class EngineConfig:
             raise InvalidConfig(f"device must be auto, cpu or cuda, not {self.device!r}", param="device")
         if self.schedule_policy not in get_args(SchedulePolicy):
             raise InvalidConfig(f"schedule_policy must be fcfs or lpm, not {self.schedule_policy!r}", param="schedule_policy")
+        if self.quantization not in (None, *QUANTIZATIONS):
+            raise InvalidConfig(f"quantization must be int8 (or w8a8_int8), not {self.quantization!r}", param="quantization")
         if type(self.page_size) is not int or self.page_size not in PAGE_SIZES:
             raise InvalidConfig(f"page_size must be one of {PAGE_SIZES}, not {self.page_size!r}", param="page_size")
         for name, low in (("max_running_requests", 1), ("max_queued_requests", 1), ("random_seed", 0), ("tp_size", 1)):
@@ -170,6 +177,8 @@ class EngineConfig:
         if self.tp_size > 1 and (algorithm.has_model or self.enable_torch_compile):
             what = f"speculative_algorithm {self.speculative_algorithm}" if algorithm.has_model else "enable_torch_compile"
             raise InvalidConfig(f"tp_size {self.tp_size} does not go with {what}", param="tp_size")
+        if self.quantization and self.tp_size > 1:  # a row would be rounded by the largest number of each part
+            raise InvalidConfig(f"tp_size {self.tp_size} does not go with quantization {self.quantization}", param="quantization")
 
     def overlaps(self, device: str) -> bool:
         """Are steps planned ahead? ``device``: the resolved one."""
@@ -251,6 +260,7 @@ class EngineConfig:
             prefill_graphs=prefill_graphs,
             graph_context=GRAPH_CONTEXT if device == "cuda" else context,
             tp_size=self.tp_size,
+            quantization="int8" if self.quantization else None,
             speculation=speculation,
             overlap=self.overlaps(device),
         )
@@ -302,6 +312,7 @@ class Resolved:
     prefill_graphs: tuple[int, ...] = ()
     graph_context: int = GRAPH_CONTEXT
     tp_size: int = 1
+    quantization: Quantization | None = None
     speculation: Speculation = PLAIN
     overlap: bool = False
 

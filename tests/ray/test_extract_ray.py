@@ -125,7 +125,9 @@ def test_what_an_engine_refuses_is_said_as_without(
         (["--ray-cpus-per-actor", "2"], "--ray-cpus-per-actor belongs to --ray"),
         (["--ray", "local", "--ray-actors", "0"], "at least 1"),
         (["--ray", "local", "--dry-run"], "--dry-run"),
-        (["--ray", "127.0.0.1:1"], "127.0.0.1:1"),
+        (["--ray", "127.0.0.1:1"], "127.0.0.1:1: nobody answers"),
+        (["--ray", "ray://[::1]:1"], "nobody answers"),
+        (["--ray", "no-address"], "nothing listens on no-address"),
     ],
 )
 def test_flags_that_cannot_be(

@@ -195,7 +195,11 @@ def test_the_command_serves_until_it_is_told_to_stop(model: Path) -> None:
     try:
         assert process.stdout is not None
         told = next(line for line in process.stdout if "ready on" in line)
-        assert httpx.get(f"{told.split()[-1]}/health", timeout=30).status_code == 200
+        address = told.split()[-1]
+        before = httpx.get(f"{address}/health", timeout=30).json()["replicas"]
+        process.send_signal(signal.SIGHUP)
+        next(line for line in process.stdout if "all replicas were replaced" in line)
+        wait_for(lambda: not set(before) & set(httpx.get(f"{address}/health", timeout=30).json()["replicas"]))
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     finally:

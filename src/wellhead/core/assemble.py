@@ -72,6 +72,7 @@ class Assembled:
             "served_model_name": config.served_model_name,
             "architecture": self.spec.architecture,
             "dtype": config.dtype,
+            "quantization": config.quantization,
             "device": config.device,
             "return_hidden_states_mode": config.ceiling.word,
             "capture_layers": list(config.capture_layers),
@@ -104,6 +105,8 @@ def assemble(options: EngineConfig) -> Assembled:
     spec = load_spec(path)
     _check_early(options, spec)
     device = _device(options.device)
+    if options.quantization and device.type != "cpu":
+        raise InvalidConfig(f"quantization {options.quantization} runs on the CPU, not on {device.type}", param="quantization")
     dtype: DType = spec.dtype if options.dtype == "auto" else _dtype(options.dtype)
     draft_files = DraftFiles.find(options, spec, dtype)
     with ExitStack() as undo:
@@ -124,7 +127,7 @@ def assemble(options: EngineConfig) -> Assembled:
         else:
             with open_weights(path, spec) as weights:
                 spec = weights.spec  # the file may settle what the config leaves open: a head apart from a "tied" embedding
-                model = decoder = Decoder(spec, ops, weights.get, positions)
+                model = decoder = Decoder(spec, ops, weights.get, positions, int8=options.quantization is not None)
             draft = draft_files.load(decoder, ops, positions) if draft_files is not None else None
         clock.lap("weights")
         config = _resolve(options, [model.spec, *([draft.spec] if draft is not None else [])], dtype, device, free)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from wellhead.config import PAGE_SIZES
+from wellhead.config import PAGE_SIZES, QUANTIZATIONS
 from wellhead.speculation import Algorithm
 
 #: flag -> keyword arguments of ``add_argument``. A flag that is not given is not passed on, so defaults live in one place.
@@ -38,6 +38,7 @@ ENGINE_FLAGS: dict[str, dict[str, Any]] = {
     "--disable-cuda-graph": {"action": "store_true", "help": "GPU: run every step operator by operator"},
     "--cuda-graph-max-bs": {"type": int, "help": "sequences in the largest decode graph"},
     "--piecewise-cuda-graph-max-tokens": {"type": int, "help": "tokens in the largest prefill graph; 0: none"},
+    "--quantization": {"choices": list(QUANTIZATIONS), "help": "CPU: round blocks' weights and their inputs to 8 bits"},
     "--native-kernels": {"action": argparse.BooleanOptionalAction, "help": "require, or do without, the compiled kernels"},
     "--speculative-algorithm": {
         "type": str.upper,

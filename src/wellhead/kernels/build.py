@@ -25,7 +25,7 @@ from pathlib import Path
 import platformdirs
 import torch
 
-UNITS = ("library.cpp", "attention.cpp", "linear.cpp", "rows.cpp", "few.cpp", "team.cpp")  # the slowest to compile first
+UNITS = ("library.cpp", "attention.cpp", "linear.cpp", "rows.cpp", "int8.cpp", "few.cpp", "team.cpp")  # the slowest to compile first
 
 
 class BuildFailed(RuntimeError):

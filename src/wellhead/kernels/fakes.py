@@ -14,15 +14,17 @@ def register() -> None:
         torch.library.register_fake(f"wellhead::{fake.__name__}", fake)
 
 
-def linear(x: torch.Tensor, w: torch.Tensor, out: int, bias: torch.Tensor | None) -> torch.Tensor:
+def linear(x: torch.Tensor, w: torch.Tensor, scales: torch.Tensor | None, out: int, bias: torch.Tensor | None) -> torch.Tensor:
     return x.new_empty((x.shape[0], out), dtype=torch.float32)
 
 
-def linear_add_(residual: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> None:
+def linear_add_(
+    residual: torch.Tensor, x: torch.Tensor, w: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None
+) -> None:
     return None
 
 
-def glu(x: torch.Tensor, w: torch.Tensor, out: int, silu: bool) -> torch.Tensor:
+def glu(x: torch.Tensor, w: torch.Tensor, scales: torch.Tensor | None, out: int, silu: bool) -> torch.Tensor:
     return x.new_empty((x.shape[0], out))
 
 

@@ -9,11 +9,13 @@ import torch.nn.functional as F
 
 from wellhead.errors import InvalidConfig
 from wellhead.kernels import build, fakes
+from wellhead.kernels.int8 import rounded, widened
 from wellhead.kernels.ops import Activation, KVPages, Packed, Packing, Peak
 from wellhead.kernels.plain import SUPPORTED, check_glu, check_weights
 
 BLOCK = 32  # columns of a packed block; kCols of csrc/numbers.h
 PAGE_SIZES = (16, 32, 64, 128)
+LARGEST_INT8 = 65536  # inputs of an int8 product: 255 * 127 * this is what 32 bits hold
 
 
 class NativeOps:
@@ -67,57 +69,80 @@ class NativeOps:
         """From now on torch's own operators run on this thread alone, so that its threads do not stand in the kernels' way."""
         torch.ops.wellhead.lone_torch()
 
-    def pack(self, *weights: torch.Tensor) -> Packed:
+    def pack(self, *weights: torch.Tensor, int8: bool = False) -> Packed:
         """Stack ``[out_i, in]`` weights of the model's dtype into blocks; raises InvalidConfig on other shapes or dtypes."""
         check_weights(weights, self.dtype)
         stacked = torch.cat(weights) if len(weights) > 1 else weights[0]
-        return Packed(self._blocks(stacked), tuple(w.shape[0] for w in weights), weights[0].shape[1])
+        data, scales = self._blocks8(stacked) if int8 else (self._blocks(stacked), None)
+        return Packed(data, tuple(w.shape[0] for w in weights), weights[0].shape[1], scales)
 
-    def pack_glu(self, gate: torch.Tensor, up: torch.Tensor) -> Packed:
+    def pack_glu(self, gate: torch.Tensor, up: torch.Tensor, *, int8: bool = False) -> Packed:
         """Blocks of half gate columns and half up columns; raises InvalidConfig when the shapes differ."""
         check_glu(gate, up)
         check_weights((gate, up), self.dtype)
         half, inner = BLOCK // 2, gate.shape[1]
         padded = [F.pad(w, (0, 0, 0, -w.shape[0] % half)).view(-1, half, inner) for w in (gate, up)]
-        data = self._blocks(torch.cat(padded, dim=1).view(-1, inner))
-        return Packed(data.view(*data.shape[:2], 2, half, *data.shape[3:]), (gate.shape[0], up.shape[0]), inner)
+        stacked = torch.cat(padded, dim=1).view(-1, inner)
+        data, scales = self._blocks8(stacked) if int8 else (self._blocks(stacked), None)
+        return Packed(data.view(*data.shape[:2], 2, half, *data.shape[3:]), (gate.shape[0], up.shape[0]), inner, scales)
+
+    def _blocks8(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """``_blocks`` of a rounded weight, and its scales and sums of steps, float32 ``[2, blocks, BLOCK]``."""
+        if weight.shape[1] > LARGEST_INT8:
+            raise InvalidConfig(f"an int8 weight of shape {tuple(weight.shape)} may overflow: in is {LARGEST_INT8} at most")
+        steps, scales = rounded(weight)
+        sums = steps.sum(dim=1, dtype=torch.int32).float()
+        columns = F.pad(torch.stack((scales, sums)), (0, -weight.shape[0] % BLOCK))
+        return self._blocks(steps), columns.view(2, -1, BLOCK).contiguous()
 
     def _blocks(self, weight: torch.Tensor) -> torch.Tensor:
-        """``[out, in]`` -> ``[blocks, in, BLOCK]``, with pairs ``[blocks, in / 2, BLOCK, 2]``; missing columns are zero."""
+        """``[out, in]`` -> ``[blocks, in, BLOCK]``, or in groups of 2 (``pairs``) or 4 (int8) ``[blocks, in / group, BLOCK,
+        group]``; missing columns are zero."""
         out, inner = weight.shape
-        if self._pairs and inner % 2:
-            raise InvalidConfig(f"cannot pack a bfloat16 weight of shape {tuple(weight.shape)}: in must be even")
-        # As one wider number, a pair moves in one piece.
-        if self._pairs and (not weight.is_contiguous() or weight.storage_offset() % 2):
+        group = self._group(weight)
+        if inner % group:
+            raise InvalidConfig(f"cannot pack a {weight.dtype} weight of shape {tuple(weight.shape)}: in must divide by {group}")
+        # As one wider number, a group moves in one piece.
+        if group > 1 and (not weight.is_contiguous() or weight.storage_offset() % group):
             weight = weight.clone(memory_format=torch.contiguous_format)
-        source = weight.view(torch.int32) if self._pairs else weight
+        source = weight.view(torch.int32) if group > 1 else weight
         data = torch.empty((-(-out // BLOCK), source.shape[1], BLOCK), dtype=source.dtype)
         whole = out // BLOCK
         data[:whole] = source[: whole * BLOCK].view(whole, BLOCK, source.shape[1]).transpose(1, 2)
         if whole < data.shape[0]:
             data[whole] = F.pad(source[whole * BLOCK :], (0, 0, 0, -out % BLOCK)).t()
-        return data.view(self.dtype).view(*data.shape, 2) if self._pairs else data
+        return data.view(weight.dtype).view(*data.shape, group) if group > 1 else data
+
+    def _group(self, weight: torch.Tensor) -> int:
+        """How many neighbours along ``in`` lie side by side."""
+        return 4 if weight.dtype == torch.int8 else 2 if self._pairs else 1
 
     def unpack(self, weight: Packed) -> torch.Tensor:
         """The ``[out, in]`` weight; of ``pack_glu``, gate over up."""
-        data, inner = weight.data, weight.in_features
-        if data.dim() == (5 if self._pairs else 4):
-            gate, up = (data.select(2, half).transpose(1, 2).reshape(-1, inner)[: weight.outs[0]] for half in (0, 1))
-            return torch.cat((gate, up))
-        return data.transpose(1, 2).reshape(-1, inner)[: weight.out_features]
+        data, scales = weight.data, weight.scales
+        if data.dim() == (5 if self._group(data) > 1 else 4):
+            return torch.cat([self._plain(data.select(2, half), scales, half, weight.outs[half]) for half in (0, 1)])
+        return self._plain(data, scales, 0, weight.out_features)
+
+    def _plain(self, data: torch.Tensor, scales: torch.Tensor | None, half: int, out: int) -> torch.Tensor:
+        plain = data.transpose(1, 2).flatten(2).flatten(0, 1)[:out]
+        if scales is None:
+            return plain
+        columns = scales[0].unflatten(1, (-1, data.shape[2]))[:, half].flatten()
+        return widened(plain, columns[:out]).to(self.dtype)
 
     def linear(self, x: torch.Tensor, weight: Packed, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Float32 ``[T, out]``."""
-        out: torch.Tensor = self._linear(x, weight.data, weight.out_features, bias)
+        out: torch.Tensor = self._linear(x, weight.data, weight.scales, weight.out_features, bias)
         return out
 
     def linear_add_(self, residual: torch.Tensor, x: torch.Tensor, weight: Packed, bias: torch.Tensor | None = None) -> None:
         """``residual += linear(x)`` in float32."""
-        self._linear_add(residual, x, weight.data, bias)
+        self._linear_add(residual, x, weight.data, weight.scales, bias)
 
     def glu(self, x: torch.Tensor, weight: Packed, activation: Activation) -> torch.Tensor:
         """``[T, H] -> [T, F]`` of the model's dtype."""
-        out: torch.Tensor = self._glu(x, weight.data, weight.outs[0], activation == "silu")
+        out: torch.Tensor = self._glu(x, weight.data, weight.scales, weight.outs[0], activation == "silu")
         return out
 
     def embed(self, ids: torch.Tensor, weight: Packed, scale: float) -> torch.Tensor:

@@ -26,12 +26,13 @@ class Packed:
     """One weight ``[out_features, in_features]`` in the layout that its ``Ops`` likes best.
 
     ``data`` belongs to the ``Ops`` that packed it; nobody else looks inside. ``outs`` are the sizes of the parts that
-    were stacked along the output axis (``pack`` of one weight: one part).
+    were stacked along the output axis (``pack`` of one weight: one part). ``scales``: of an int8 weight, in the same hands.
     """
 
     data: torch.Tensor
     outs: tuple[int, ...]
     in_features: int
+    scales: torch.Tensor | None = None
 
     @property
     def out_features(self) -> int:
@@ -95,16 +96,19 @@ class Ops(Protocol):
         """Called once on each thread that runs steps, before its first."""
         ...
 
-    def pack(self, *weights: torch.Tensor) -> Packed:
-        """Pack weights ``[out_i, in]`` of one input into one, stacked along ``out`` in the order given."""
+    def pack(self, *weights: torch.Tensor, int8: bool = False) -> Packed:
+        """Pack weights ``[out_i, in]`` of one input into one, stacked along ``out`` in the order given.
+
+        ``int8``: round them, and in products their inputs, as ``kernels/int8.py`` says. Not for ``embed``.
+        """
         ...
 
-    def pack_glu(self, gate: torch.Tensor, up: torch.Tensor) -> Packed:
-        """Pack the two halves of a gated MLP, ``[F, H]`` each, for ``glu``."""
+    def pack_glu(self, gate: torch.Tensor, up: torch.Tensor, *, int8: bool = False) -> Packed:
+        """Pack the two halves of a gated MLP, ``[F, H]`` each, for ``glu``. ``int8``: as in ``pack``."""
         ...
 
     def unpack(self, weight: Packed) -> torch.Tensor:
-        """The plain ``[out, in]`` weight back, bit for bit (tests, and tools that read weights)."""
+        """The plain ``[out, in]`` weight back, bit for bit but for int8 (tests, and tools that read weights)."""
         ...
 
     def linear(self, x: torch.Tensor, weight: Packed, bias: torch.Tensor | None = None) -> torch.Tensor:

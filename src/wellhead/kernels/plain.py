@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from wellhead.errors import InvalidConfig
+from wellhead.kernels.int8 import product, rounded, widened
 from wellhead.kernels.ops import Activation, KVPages, Packed, Packing, Peak
 
 SUPPORTED = (torch.float32, torch.bfloat16, torch.float16)
@@ -35,24 +36,32 @@ class PlainOps:
     def prepare_thread(self) -> None:
         """Nothing to prepare: torch's own threads do the work."""
 
-    def pack(self, *weights: torch.Tensor) -> Packed:
+    def pack(self, *weights: torch.Tensor, int8: bool = False) -> Packed:
         """Stack ``[out_i, in]`` weights of the model's dtype; raises InvalidConfig on other shapes or dtypes."""
         check_weights(weights, self.dtype)
         data = torch.cat([w.to(self.device) for w in weights]) if len(weights) > 1 else weights[0].to(self.device).contiguous()
-        return Packed(data, tuple(w.shape[0] for w in weights), weights[0].shape[1])
+        scales = None
+        if int8:
+            data, scales = rounded(data)
+        return Packed(data, tuple(w.shape[0] for w in weights), weights[0].shape[1], scales)
 
-    def pack_glu(self, gate: torch.Tensor, up: torch.Tensor) -> Packed:
+    def pack_glu(self, gate: torch.Tensor, up: torch.Tensor, *, int8: bool = False) -> Packed:
         """Stack gate and up ``[F, H]``; raises InvalidConfig when their shapes differ."""
         check_glu(gate, up)
-        return self.pack(gate, up)
+        return self.pack(gate, up, int8=int8)
 
     def unpack(self, weight: Packed) -> torch.Tensor:
         """The ``[out, in]`` weight."""
-        return weight.data
+        return weight.data if weight.scales is None else widened(weight.data, weight.scales).to(self.dtype)
 
     def linear(self, x: torch.Tensor, weight: Packed, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Float32 ``[T, out]``. On the CPU a bfloat16 or float16 product is rounded to that dtype first."""
-        out = torch.mm(x, weight.data.t(), out_dtype=torch.float32) if self._wide else F.linear(x, weight.data).float()
+        if weight.scales is not None:
+            out = product(x, weight.data, weight.scales)
+        elif self._wide:
+            out = torch.mm(x, weight.data.t(), out_dtype=torch.float32)
+        else:
+            out = F.linear(x, weight.data).float()
         return out if bias is None else out.add_(bias)
 
     def linear_add_(self, residual: torch.Tensor, x: torch.Tensor, weight: Packed, bias: torch.Tensor | None = None) -> None:

@@ -40,13 +40,16 @@ class Block:
 
 
 class Loader:
-    """Tensors by name -> what ``ops`` works with. ``get`` yields a tensor; each is packed as it comes and not kept."""
+    """Tensors by name -> what ``ops`` works with. ``get`` yields a tensor; each is packed as it comes and not kept.
 
-    def __init__(self, spec: ModelSpec, ops: Ops, get: GetTensor) -> None:
-        self._spec, self._ops, self._get = spec, ops, get
+    ``int8``: round the weights of blocks (not embeddings and heads) to it.
+    """
 
-    def pack(self, *names: str) -> Packed:
-        return self._ops.pack(*(self._to_dtype(self._get(name)) for name in names))
+    def __init__(self, spec: ModelSpec, ops: Ops, get: GetTensor, *, int8: bool = False) -> None:
+        self._spec, self._ops, self._get, self._int8 = spec, ops, get, int8
+
+    def pack(self, *names: str, int8: bool = False) -> Packed:
+        return self._ops.pack(*(self._to_dtype(self._get(name)) for name in names), int8=int8)
 
     def vector(self, *names: str) -> torch.Tensor:
         """Biases, rounded to the model's dtype as any weight and then held as float32."""
@@ -68,17 +71,17 @@ class Loader:
         rope = spec.ropes[i]
         return Block(
             attn_norm=self.norm(f"{at}input_layernorm.weight") if attn_norm else None,
-            qkv=self.pack(*(f"{n}.weight" for n in qkv)),
+            qkv=self.pack(*(f"{n}.weight" for n in qkv), int8=self._int8),
             qkv_bias=self.vector(*(f"{n}.bias" for n in qkv)) if spec.qkv_bias else None,
             q_norm=self.norm(f"{at}self_attn.q_norm.weight") if spec.qk_norm else None,
             k_norm=self.norm(f"{at}self_attn.k_norm.weight") if spec.qk_norm else None,
-            o=self.pack(f"{o}.weight"),
+            o=self.pack(f"{o}.weight", int8=self._int8),
             o_bias=self.vector(f"{o}.bias") if spec.o_bias else None,
             attn_post_norm=self.norm(f"{at}{post}.weight") if spec.post_norms else None,
             mlp_norm=self.norm(f"{at}{before_mlp}.weight"),
             gate_up=self._gate_up(f"{gate}.weight", f"{up}.weight"),
             gate_up_bias=self.vector(f"{gate}.bias", f"{up}.bias") if spec.mlp_bias else None,
-            down=self.pack(f"{down}.weight"),
+            down=self.pack(f"{down}.weight", int8=self._int8),
             down_bias=self.vector(f"{down}.bias") if spec.mlp_bias else None,
             mlp_post_norm=self.norm(f"{at}post_feedforward_layernorm.weight") if spec.post_norms else None,
             rope=None if rope is None else ropes[rope],
@@ -87,8 +90,8 @@ class Loader:
 
     def _gate_up(self, gate: str, up: str) -> Packed:
         if self._spec.mlp_bias:
-            return self.pack(gate, up)
-        return self._ops.pack_glu(self._to_dtype(self._get(gate)), self._to_dtype(self._get(up)))
+            return self.pack(gate, up, int8=self._int8)
+        return self._ops.pack_glu(self._to_dtype(self._get(gate)), self._to_dtype(self._get(up)), int8=self._int8)
 
     def _to_dtype(self, weight: torch.Tensor) -> torch.Tensor:
         return weight.to(device=self._ops.device, dtype=self._ops.dtype)
@@ -97,13 +100,13 @@ class Loader:
 class Decoder:
     """Weights in the layout of ``ops``, and the forward pass.
 
-    ``get`` yields a tensor by its Hugging Face name. ``positions``: how many rows the rope tables need.
+    ``get`` yields a tensor by its Hugging Face name. ``positions``: how many rows the rope tables need. ``int8``: of blocks.
     """
 
-    def __init__(self, spec: ModelSpec, ops: Ops, get: GetTensor, positions: int) -> None:
+    def __init__(self, spec: ModelSpec, ops: Ops, get: GetTensor, positions: int, *, int8: bool = False) -> None:
         self.spec = spec
         self.ops = ops
-        load = Loader(spec, ops, get)
+        load = Loader(spec, ops, get, int8=int8)
         ropes = [rope_table(r, positions).to(ops.device) for r in spec.rope_tables]
         self.embedding = load.pack(EMBEDDING)
         self.blocks = [load.block(f"model.layers.{i}.", i, ropes) for i in range(spec.layers)]

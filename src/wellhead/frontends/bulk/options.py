@@ -17,7 +17,7 @@ from wellhead.frontends.options import add_engine_arguments, engine_options
 from wellhead.types import DTYPES, DType
 
 #: Options of an engine that decide bits, or which prompts are too long.
-_DECIDING = ("dtype", "device", "context_length", "page_size", "native_kernels")
+_DECIDING = ("dtype", "device", "context_length", "page_size", "native_kernels", "quantization", "tp_size")
 Format = Literal["parquet", "safetensors", "npy"]
 
 

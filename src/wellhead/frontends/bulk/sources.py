@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from wellhead.client import Client
     from wellhead.frontends.engine import Engine
 
+#: What an engine says of itself that decides the bits of a vector.
+DECIDING = ("architecture", "dtype", "quantization", "device", "page_size", "tp_size", "kernels", "batch_invariant")
+
 
 @dataclass(slots=True)
 class Usage:
@@ -100,8 +103,7 @@ class Local:
 
     def facts(self) -> dict[str, Any]:
         info = self._engine.info()
-        names = ("architecture", "dtype", "device", "page_size", "kernels", "batch_invariant")
-        return {**{name: info[name] for name in names}, "prompt_tokens_limit": self._limit}
+        return {**{name: info[name] for name in DECIDING}, "prompt_tokens_limit": self._limit}
 
     def extract(self, rows: Iterator[Row]) -> Iterator[Done]:
         line, way, done = Line(), dict[str, tuple[Slot, int]](), queue.SimpleQueue[Output]()
@@ -175,8 +177,7 @@ class Remote:
         self.usage = Usage()
 
     def facts(self) -> dict[str, Any]:
-        names = ("model_path", "architecture", "dtype", "device", "page_size", "kernels", "batch_invariant", "context_length")
-        return {name: self._info.get(name) for name in names}
+        return {name: self._info.get(name) for name in ("model_path", *DECIDING, "context_length")}
 
     def extract(self, rows: Iterator[Row]) -> Iterator[Done]:
         line, way = Line(), dict[int, tuple[Slot, int]]()
