@@ -60,7 +60,7 @@ def reviews(count: int) -> tuple[list[str], np.ndarray]:
     with bz2.open(assets.fetch_rotten_tomatoes()) as file:
         rows = [row for row in csv.DictReader(io.TextIOWrapper(file, encoding="utf-8")) if row["text"].strip()]
     rows = rows[:: len(rows) // count][:count]
-    return [PROMPT.format(row["text"][:300]) for row in rows], np.array([int(row["label"]) for row in rows])
+    return [PROMPT.format(row["text"][:300]) for row in rows], np.array([int(row["category"] == "fresh") for row in rows])
 
 
 def truth(folder: Path, ids: list[list[int]]) -> np.ndarray:
