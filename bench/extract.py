@@ -50,13 +50,15 @@ def transformers_side(folder: Path) -> Callable[[list[list[int]], int], np.ndarr
 def linears(engine: wh.Engine, tokens: int) -> Callable[[], None]:
     """The products of all blocks over this many tokens, in steps as large as the engine's."""
     runner: Any = engine.assembled.core.runner
-    decoder, ops, step = runner.model, engine.assembled.ops, engine.assembled.config.chunk
+    decoder, ops, step = runner.decoder, engine.assembled.ops, engine.assembled.config.chunk
     spec, sizes = decoder.spec, [step] * (tokens // step) + [tokens % step]
 
     def rows(n: int, width: int) -> torch.Tensor:
         return torch.randn(n, width).to(ops.dtype)
 
-    given = [(rows(n, spec.hidden_size), rows(n, spec.heads * spec.head_dim), torch.zeros(n, spec.hidden_size)) for n in sizes if n]
+    given = [
+        (rows(n, spec.hidden_size), rows(n, spec.heads * spec.head_dim), torch.zeros(n, spec.hidden_size)) for n in sizes if n
+    ]
 
     def run() -> None:
         for h, mixed, x in given:

@@ -191,7 +191,11 @@ def begin(model: str, args: argparse.Namespace) -> None:
         record.write_text(json.dumps(mine, indent=1))
         return
     theirs = json.loads(record.read_text())
-    differ = [f"--{name.replace('_', '-')} {theirs.get(name)} there, {mine[name]} here" for name in mine if theirs.get(name) != mine[name]]
+    differ = [
+        f"--{name.replace('_', '-')} {theirs.get(name)} there, {mine[name]} here"
+        for name in mine
+        if theirs.get(name) != mine[name]
+    ]
     if differ:
         raise SystemExit(f"{args.out} was begun with other options: {'; '.join(differ)}. Take another --out")
 

@@ -60,8 +60,8 @@ def test_overlap_is_the_simple_loop(name: str, dtype: str, options: dict[str, An
     mixed = company(["off", "last", "full", "mean"])
     simple, overlapped = direct(name, dtype=dtype, **options), direct(name, dtype=dtype, **options, **AHEAD)
     ahead = Ahead(overlapped)
-    for payloads in (foreseeable(mixed), mixed, foreseeable(mixed)):
-        all_same(overlapped.run(payloads), simple.run(payloads))
+    for some in (foreseeable(mixed), mixed, foreseeable(mixed)):
+        all_same(overlapped.run(some), simple.run(some))
     assert ahead.plans > 0
 
 
@@ -164,9 +164,7 @@ def test_closing_waits_for_the_step_that_runs(family: Callable[..., Path]) -> No
 
 @pytest.mark.parametrize("algorithm", ["NGRAM", "SELF", "STANDALONE", "EAGLE", "EAGLE3"])
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    requests=st.lists(payloads(), min_size=1, max_size=5), pages=st.sampled_from([14, 256]), chunk=st.sampled_from([5, 64])
-)
+@given(requests=st.lists(payloads(), min_size=1, max_size=5), pages=st.sampled_from([14, 256]), chunk=st.sampled_from([5, 64]))
 def test_speculation_overlapped(
     algorithm: str, requests: list[dict[str, Any]], pages: int, chunk: int, family: Callable[..., Path]
 ) -> None:

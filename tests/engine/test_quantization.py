@@ -60,7 +60,9 @@ def test_rows_are_those_of_rounded_layers(name: str, native: bool, family: Famil
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("how", [{}, {"chunked_prefill_size": 7}, {"max_total_tokens": 14 * 16}, {"speculative_algorithm": "NGRAM"}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{}, {"chunked_prefill_size": 7}, {"max_total_tokens": 14 * 16}, {"speculative_algorithm": "NGRAM"}], ids=str
+)
 def test_company_changes_no_bit(dtype: str, how: dict[str, Any], family: Family) -> None:
     payloads = company(MIX)
     wanted = Direct(family("llama"), dtype=dtype, chunked_prefill_size=-1, disable_radix_cache=True, **INT8).alone(payloads)

@@ -78,17 +78,16 @@ def test_an_out_of_other_options_is_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(str(FOLDER))
     import train
 
-    def begin(*options: str) -> None:
+    def begin(*options: str, model: str = "a-model") -> None:
         monkeypatch.setattr(sys, "argv", ["train.py", "--out", str(tmp_path / "out"), *options])
-        train.begin("a-model", train.arguments())
+        train.begin(model, train.arguments())
 
     begin("--epochs", "2")
     begin("--epochs", "2", "--steps", "5")
-    with pytest.raises(SystemExit, match="--epochs 2 there, 3 here; --lr 0.001 there, 0.01 here"):
+    with pytest.raises(SystemExit, match=r"--epochs 2 there, 3 here; --lr 0\.001 there, 0\.01 here"):
         begin("--epochs", "3", "--lr", "0.01")
     with pytest.raises(SystemExit, match="--model-path a-model there, b-model here"):
-        monkeypatch.setattr(sys, "argv", ["train.py", "--out", str(tmp_path / "out"), "--epochs", "2"])
-        train.begin("b-model", train.arguments())
+        begin("--epochs", "2", model="b-model")
 
 
 def test_it_is_listed() -> None:

@@ -1,4 +1,4 @@
-"""Products of 8-bit integers: the native ones against the plain ones, bit for bit, and both against the numbers they stand for."""
+"""Products of 8-bit integers: native and plain ones are the same bits, and stand for the right numbers."""
 
 from __future__ import annotations
 
@@ -100,4 +100,6 @@ def test_shapes_that_do_not_go(ops: NativeOps) -> None:
 
 
 def test_nothing_to_do(ops: NativeOps) -> None:
-    assert ops.linear(torch.empty(0, 64, dtype=ops.dtype), ops.pack(numbers(40, 64, seed=1, dtype=ops.dtype), int8=True)).shape == (0, 40)
+    assert ops.linear(
+        torch.empty(0, 64, dtype=ops.dtype), ops.pack(numbers(40, 64, seed=1, dtype=ops.dtype), int8=True)
+    ).shape == (0, 40)

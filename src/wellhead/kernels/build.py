@@ -25,7 +25,8 @@ from pathlib import Path
 import platformdirs
 import torch
 
-UNITS = ("library.cpp", "attention.cpp", "linear.cpp", "rows.cpp", "int8.cpp", "few.cpp", "team.cpp")  # the slowest to compile first
+# The slowest to compile first.
+UNITS = ("library.cpp", "attention.cpp", "linear.cpp", "rows.cpp", "int8.cpp", "few.cpp", "team.cpp")
 
 
 class BuildFailed(RuntimeError):

@@ -128,7 +128,7 @@ class NativeOps:
         plain = data.transpose(1, 2).flatten(2).flatten(0, 1)[:out]
         if scales is None:
             return plain
-        columns = scales[0].unflatten(1, (-1, data.shape[2]))[:, half].flatten()
+        columns = scales[0].view(len(data), -1, data.shape[2])[:, half].flatten()
         return widened(plain, columns[:out]).to(self.dtype)
 
     def linear(self, x: torch.Tensor, weight: Packed, bias: torch.Tensor | None = None) -> torch.Tensor:
