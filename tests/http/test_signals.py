@@ -83,7 +83,7 @@ def test_an_idle_server_ends_at_once(start: Start) -> None:
 
 
 @pytest.mark.parametrize("flags", [
-    ("--return-hidden-states-mode", "all"), ("--tp-size", "3"), ("--speculative-algorithm", "EAGLE"), ("--quantization", "int8"),
+    ("--return-hidden-states-mode", "all"), ("--tp-size", "3"), ("--speculative-algorithm", "EAGLE"), ("--quantization", "fp4"),
     ("--log-level", "loud"),
     ("--no-such-flag",), ("--max-body-bytes", "0"), ("--port", "99999"),
 ])  # fmt: skip
