@@ -1,16 +1,11 @@
 #include "int8.h"
 
+#include "hand.h"
 #include "numbers.h"
 #include "team.h"
 
-#include <array>
 #include <cmath>
 #include <limits>
-#include <utility>
-
-#if defined(__AVX512VNNI__)
-#include <immintrin.h>
-#endif
 
 namespace wellhead {
 namespace {
@@ -38,47 +33,17 @@ float quantize_row(const S* x, int64_t size, uint8_t* out) {
 
 #if defined(__AVX512VNNI__)
 
-// Rows whose sums stay in registers, two each. There is room for 12, but compilers spill them from 10 on; with many rows 6 are
-// the fastest, with 8 or less all at once, since the weight is then read once.
-constexpr int64_t kMost = 8, kGroup = 6;
-
-template <int rows>
-void sums(int64_t k, const uint8_t* a, int64_t lda, const int8_t* b, int32_t* c) {
-  __m512i low[rows], high[rows];
-  for (int r = 0; r < rows; ++r) low[r] = high[r] = _mm512_setzero_si512();
-  for (int64_t i = 0; i < k; i += 4) {
-    const __m512i left = _mm512_loadu_si512(b + i * kCols), right = _mm512_loadu_si512(b + i * kCols + 2 * kCols);
-    for (int r = 0; r < rows; ++r) {
-      int32_t quad;
-      std::memcpy(&quad, a + r * lda + i, sizeof(quad));
-      const __m512i x = _mm512_set1_epi32(quad);
-      low[r] = _mm512_dpbusd_epi32(low[r], x, left);
-      high[r] = _mm512_dpbusd_epi32(high[r], x, right);
-    }
-  }
-  for (int r = 0; r < rows; ++r) {
-    _mm512_storeu_si512(c + r * kCols, low[r]);
-    _mm512_storeu_si512(c + r * kCols + kCols / 2, high[r]);
-  }
-}
-
-using Sums = void (*)(int64_t, const uint8_t*, int64_t, const int8_t*, int32_t*);
-
-template <size_t... i>
-constexpr std::array<Sums, sizeof...(i)> all_sums(std::index_sequence<i...>) {
-  return {sums<i + 1>...};
-}
-constexpr auto kSums = all_sums(std::make_index_sequence<kMost>());
+struct Dot8 {
+  using Element = int32_t;
+  using Sum = __m512i;
+  static Sum add(Sum sum, __m512i x, __m512i w) { return _mm512_dpbusd_epi32(sum, x, w); }
+};
 
 #endif
 
-void by_hand(int64_t rows, int64_t k, const uint8_t* a, const int8_t* b, int32_t* c) {
+void by_hand(int64_t rows, int64_t k, const uint8_t* a, const int8_t* b, int32_t* c, const int8_t* next) {
 #if defined(__AVX512VNNI__)
-  const int64_t groups = rows <= kMost ? 1 : (rows + kGroup - 1) / kGroup;
-  for (int64_t g = 0; g < groups; ++g) {
-    const int64_t first = rows * g / groups, count = rows * (g + 1) / groups - first;
-    kSums[count - 1](k, a + first * k, k, b, c + first * kCols);
-  }
+  product_by_hand<Dot8>(rows, k / 4, a, b, c, next);
 #else
   for (int64_t r = 0; r < rows; ++r) {
     int32_t sums[kCols] = {};
@@ -106,12 +71,12 @@ void quantize(const void* x, c10::ScalarType type, int64_t rows, int64_t size, u
   });
 }
 
-void product8(int64_t rows, int64_t k, const uint8_t* a, const int8_t* b, int32_t* c) {
+void product8(int64_t rows, int64_t k, const uint8_t* a, const int8_t* b, int32_t* c, const int8_t* next) {
 #if defined(__AMX_INT8__)
   constexpr int64_t few = 8;  // the matrix unit is no faster where memory is what one waits for
   if (rows > few) return at::native::cpublas::brgemm(rows, kCols, k, k, kCols, kCols, false, a, b, c, true);
 #endif
-  by_hand(rows, k, a, b, c);
+  by_hand(rows, k, a, b, c, next);
 }
 
 }  // namespace wellhead

@@ -1,5 +1,5 @@
 // Products with packed weights, each with the step that follows it fused in.
-#include "few.h"
+#include "bfloat16.h"
 #include "int8.h"
 #include "kernels.h"
 #include "numbers.h"
@@ -10,7 +10,8 @@
 namespace wellhead {
 namespace {
 
-// Calls piece(each) on several threads, where each(body) calls body(block, first_row, rows) for its tiles, of at most kRows rows.
+// Calls piece(each) on several threads, where each(body) calls body(block, first_row, rows, next_block) for its tiles, of at most
+// kRows rows; at the last of them next_block is the block itself.
 template <class Piece>
 void share_tiles(int64_t rows, int64_t blocks, const Piece& piece) {
   const int64_t chunks = (rows + kRows - 1) / kRows;
@@ -20,7 +21,7 @@ void share_tiles(int64_t rows, int64_t blocks, const Piece& piece) {
     piece([&](const auto& body) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t first = i % chunks * step, count = std::min(step, rows - first);
-        if (count > 0) body(i / chunks, first, count);
+        if (count > 0) body(i / chunks, first, count, std::min(i + 1, end - 1) / chunks);
       }
     });
   });
@@ -35,7 +36,7 @@ void multiply(const C* x, int64_t rows, const Weight& w, const Finish& finish) {
     ProductScope<C> scope;
     alignas(64) float tile[kRows * kCols];
     int64_t widened = -1;
-    each([&](int64_t block, int64_t first, int64_t count) {
+    each([&](int64_t block, int64_t first, int64_t count, int64_t next) {
       const C* panel;
       if constexpr (std::is_same_v<S, C>) {
         panel = data + block * panel_size;
@@ -45,9 +46,8 @@ void multiply(const C* x, int64_t rows, const Weight& w, const Finish& finish) {
         widened = block;
         panel = wide;
       }
-      bool done = false;
-      if constexpr (kPairs<C>) done = few_rows(count, w.in, x + first * w.in, w.in, panel, tile);
-      if (!done) product(count, kCols, w.in, x + first * w.in, w.in, panel, kCols, tile, kCols, false);
+      if constexpr (kPairs<C>) product16(count, w.in, x + first * w.in, panel, tile, next == block ? nullptr : data + next * panel_size);
+      else product(count, kCols, w.in, x + first * w.in, w.in, panel, kCols, tile, kCols, false);
       finish(tile, first, count, block);
     });
   });
@@ -63,8 +63,10 @@ void multiply8(const void* x, int64_t rows, const Weight& w, const Finish& finis
     ProductScope<BFloat16> scope;
     alignas(64) float tile[kRows * kCols];
     alignas(64) int32_t sums[kRows * kCols];
-    each([&](int64_t block, int64_t first, int64_t count) {
-      product8(count, w.in, bytes + first * w.in, static_cast<const int8_t*>(w.data) + block * w.in * kCols, sums);
+    each([&](int64_t block, int64_t first, int64_t count, int64_t next) {
+      const auto* data = static_cast<const int8_t*>(w.data);
+      const int8_t* ahead = next == block ? nullptr : data + next * w.in * kCols;
+      product8(count, w.in, bytes + first * w.in, data + block * w.in * kCols, sums, ahead);
       const float* scales = w.scales + block * kCols;
       const float* column_sums = scales + w.blocks * kCols;
       for (int64_t r = 0; r < count; ++r) {

@@ -26,7 +26,7 @@ import platformdirs
 import torch
 
 # The slowest to compile first.
-UNITS = ("library.cpp", "attention.cpp", "linear.cpp", "rows.cpp", "int8.cpp", "few.cpp", "team.cpp")
+UNITS = ("library.cpp", "attention.cpp", "linear.cpp", "rows.cpp", "int8.cpp", "bfloat16.cpp", "team.cpp")
 
 
 class BuildFailed(RuntimeError):

@@ -1,0 +1,55 @@
+#include "bfloat16.h"
+
+#include "hand.h"
+#include "numbers.h"
+
+#include <bit>
+#include <vector>
+
+namespace wellhead {
+namespace {
+
+#if defined(__AVX512BF16__)
+
+struct Dot16 {
+  using Element = float;
+  using Sum = __m512;
+  static Sum add(Sum sum, __m512i x, __m512i w) { return _mm512_dpbf16_ps(sum, std::bit_cast<__m512bh>(x), std::bit_cast<__m512bh>(w)); }
+};
+
+// Does the library's product add up in the same order, with the same roundings? Numbers of many sizes tell. Where it does not
+// (AMX), it is used for any number of rows: attention uses it, too, and one kernel has one arithmetic.
+bool agrees() {
+  constexpr int64_t k = 1022, most = 8;
+  std::vector<BFloat16> a(most * k), b(k * kCols);
+  std::vector<float> ours(most * kCols), theirs(most * kCols);
+  uint32_t state = 1;
+  const auto number = [&state] {
+    state = state * 1664525 + 1013904223;
+    const float scale = static_cast<float>(1 << (state >> 28));
+    return BFloat16((static_cast<float>(state >> 8 & 0xffff) / 32768.f - 1.f) * scale);
+  };
+  for (auto& x : a) x = number();
+  for (auto& x : b) x = number();
+  ProductScope<BFloat16> scope;
+  for (int64_t rows = 1; rows <= most; ++rows) {
+    product_by_hand<Dot16>(rows, k / 2, a.data(), b.data(), ours.data(), nullptr);
+    product(rows, kCols, k, a.data(), k, b.data(), kCols, theirs.data(), kCols, false);
+    if (std::memcmp(ours.data(), theirs.data(), rows * kCols * sizeof(float)) != 0) return false;
+  }
+  return true;
+}
+
+#endif
+
+}  // namespace
+
+void product16(int64_t rows, int64_t k, const BFloat16* a, const BFloat16* b, float* c, const BFloat16* next) {
+#if defined(__AVX512BF16__)
+  static const bool by_hand = agrees();
+  if (by_hand) return product_by_hand<Dot16>(rows, k / 2, a, b, c, next);
+#endif
+  product(rows, kCols, k, a, k, b, kCols, c, kCols, false);
+}
+
+}  // namespace wellhead
