@@ -16,8 +16,8 @@ from wellhead.frontends.bulk.order import Done
 from wellhead.types import STORAGE, DType, HiddenStates, narrow
 
 #: A group of rows is written when it holds this many bytes, or this many rows.
-GROUP_BYTES = 16 << 20
-GROUP_ROWS = 1 << 16
+GROUP_BYTES = 4 << 20
+GROUP_ROWS = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
