@@ -17,7 +17,7 @@ from wellhead.types import STORAGE, DType, HiddenStates, narrow
 
 #: A group of rows is written when it holds this many bytes, or this many rows.
 GROUP_BYTES = 4 << 20
-GROUP_ROWS = 1 << 12
+GROUP_ROWS = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
