@@ -15,10 +15,17 @@ struct Dot16 {
   using Element = float;
   using Sum = __m512;
   static Sum add(Sum sum, __m512i x, __m512i w) { return _mm512_dpbf16_ps(sum, std::bit_cast<__m512bh>(x), std::bit_cast<__m512bh>(w)); }
+  static void store(float* c, Sum sum, bool add) { _mm512_storeu_ps(c, add ? _mm512_add_ps(_mm512_loadu_ps(c), sum) : sum); }
 };
 
+void by_hand(int64_t rows, int64_t columns, int64_t k, const BFloat16* a, int64_t lda, const BFloat16* b, int64_t ldb, float* c,
+             int64_t ldc, bool add, const BFloat16* next) {
+  const auto words = [](const BFloat16* p) { return reinterpret_cast<const Word*>(p); };
+  product_by_hand<Dot16>(rows, columns, k / 2, {words(a), lda / 2}, {words(b), ldb}, {c, ldc}, add, next);
+}
+
 // Does the library's product add up in the same order, with the same roundings? Numbers of many sizes tell. Where it does not
-// (AMX), it is used for any number of rows: attention uses it, too, and one kernel has one arithmetic.
+// (AMX), it is faster, too.
 bool agrees() {
   constexpr int64_t k = 1022, most = 8;
   std::vector<BFloat16> a(most * k), b(k * kCols);
@@ -33,7 +40,7 @@ bool agrees() {
   for (auto& x : b) x = number();
   ProductScope<BFloat16> scope;
   for (int64_t rows = 1; rows <= most; ++rows) {
-    product_by_hand<Dot16>(rows, k / 2, a.data(), b.data(), ours.data(), nullptr);
+    by_hand(rows, kCols, k, a.data(), k, b.data(), kCols, ours.data(), kCols, false, nullptr);
     product(rows, kCols, k, a.data(), k, b.data(), kCols, theirs.data(), kCols, false);
     if (std::memcmp(ours.data(), theirs.data(), rows * kCols * sizeof(float)) != 0) return false;
   }
@@ -44,12 +51,13 @@ bool agrees() {
 
 }  // namespace
 
-void product16(int64_t rows, int64_t k, const BFloat16* a, const BFloat16* b, float* c, const BFloat16* next) {
+void product16(int64_t rows, int64_t columns, int64_t k, const BFloat16* a, int64_t lda, const BFloat16* b, int64_t ldb, float* c,
+               int64_t ldc, bool add, const BFloat16* next) {
 #if defined(__AVX512BF16__)
-  static const bool by_hand = agrees();
-  if (by_hand) return product_by_hand<Dot16>(rows, k / 2, a, b, c, next);
+  static const bool usable = agrees();
+  if (usable && columns % 16 == 0) return by_hand(rows, columns, k, a, lda, b, ldb, c, ldc, add, next);
 #endif
-  product(rows, kCols, k, a, k, b, kCols, c, kCols, false);
+  product(rows, columns, k, a, lda, b, ldb, c, ldc, add);
 }
 
 }  // namespace wellhead

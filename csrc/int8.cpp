@@ -37,13 +37,15 @@ struct Dot8 {
   using Element = int32_t;
   using Sum = __m512i;
   static Sum add(Sum sum, __m512i x, __m512i w) { return _mm512_dpbusd_epi32(sum, x, w); }
+  static void store(int32_t* c, Sum sum, bool) { _mm512_storeu_si512(c, sum); }
 };
 
 #endif
 
 void by_hand(int64_t rows, int64_t k, const uint8_t* a, const int8_t* b, int32_t* c, const int8_t* next) {
 #if defined(__AVX512VNNI__)
-  product_by_hand<Dot8>(rows, k / 4, a, b, c, next);
+  const auto words = [](const auto* p) { return reinterpret_cast<const Word*>(p); };
+  product_by_hand<Dot8>(rows, kCols, k / 4, {words(a), k / 4}, {words(b), kCols}, {c, kCols}, false, next);
 #else
   for (int64_t r = 0; r < rows; ++r) {
     int32_t sums[kCols] = {};

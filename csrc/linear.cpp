@@ -10,8 +10,11 @@
 namespace wellhead {
 namespace {
 
+// Up to so many rows, weights come at the rate of memory, which the processor's own prefetching serves better.
+constexpr int64_t kStreamed = 8;
+
 // Calls piece(each) on several threads, where each(body) calls body(block, first_row, rows, next_block) for its tiles, of at most
-// kRows rows; at the last of them next_block is the block itself.
+// kRows rows. next_block is worth fetching ahead if it is another block.
 template <class Piece>
 void share_tiles(int64_t rows, int64_t blocks, const Piece& piece) {
   const int64_t chunks = (rows + kRows - 1) / kRows;
@@ -21,7 +24,7 @@ void share_tiles(int64_t rows, int64_t blocks, const Piece& piece) {
     piece([&](const auto& body) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t first = i % chunks * step, count = std::min(step, rows - first);
-        if (count > 0) body(i / chunks, first, count, std::min(i + 1, end - 1) / chunks);
+        if (count > 0) body(i / chunks, first, count, (rows <= kStreamed ? i : std::min(i + 1, end - 1)) / chunks);
       }
     });
   });
@@ -46,8 +49,13 @@ void multiply(const C* x, int64_t rows, const Weight& w, const Finish& finish) {
         widened = block;
         panel = wide;
       }
-      if constexpr (kPairs<C>) product16(count, w.in, x + first * w.in, panel, tile, next == block ? nullptr : data + next * panel_size);
-      else product(count, kCols, w.in, x + first * w.in, w.in, panel, kCols, tile, kCols, false);
+      const C* rows_in = x + first * w.in;
+      if constexpr (kPairs<C>) {
+        const C* ahead = next == block ? nullptr : data + next * panel_size;
+        product16(count, kCols, w.in, rows_in, w.in, panel, kCols, tile, kCols, false, ahead);
+      } else {
+        product(count, kCols, w.in, rows_in, w.in, panel, kCols, tile, kCols, false);
+      }
       finish(tile, first, count, block);
     });
   });
