@@ -47,6 +47,7 @@ def start(command: list[str], kill: tuple[str, int] = ("", 0), **more: Any) -> s
 
 
 def child(point: str, time: int, command: list[str]) -> int:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background hands on that it is ignored
     from wellhead.frontends.bulk.run import run
     from wellhead.frontends.cli import build_parser
 
