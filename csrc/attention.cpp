@@ -150,8 +150,8 @@ class Attention {
     const int64_t id = all_.table[item.sequence * all_.width + page];
     const S* stored = static_cast<const S*>(kv_.data);
     const S* stored_values = stored + kv_.offset(id, 1, head);
-    multiply(count, width, dim, work.queries + skip * dim, keys(stored + kv_.offset(id, 0, head)), size, work.scores, false,
-             stored_values);
+    product(count, width, dim, work.queries + skip * dim, dim, keys(stored + kv_.offset(id, 0, head)), size, work.scores, width, false,
+            stored_values);
     for (int64_t r = 0; r < count; ++r) {
       const int64_t position = begin + r / group_;
       const int64_t from = window_ ? std::max<int64_t>(0, position - window_ + 1 - low) : 0, to = std::min(width, position + 1 - low);
@@ -159,7 +159,7 @@ class Attention {
                 work.mixed + (skip + r) * dim, dim);
     }
     const C* v = values(stored_values, width, std::min(width, all_.lens[item.sequence] - low));
-    multiply(count, dim, width, work.weights, v, dim, work.mixed + skip * dim, true, after(item, page, head));
+    product(count, dim, width, work.weights, width, v, dim, work.mixed + skip * dim, dim, true, after(item, page, head));
   }
 
   // The keys that the item visits next, or null.
@@ -167,12 +167,6 @@ class Attention {
     if (++head == item.head + item.heads) head = item.head, ++page;
     if (page * kv_.size >= item.first + item.count) return nullptr;
     return static_cast<const S*>(kv_.data) + kv_.offset(all_.table[item.sequence * all_.width + page], 0, head);
-  }
-
-  // c[m, n] (+)= a[m, k] b[k, n], rows of a and c without gaps; `next` is what is read from memory after b.
-  static void multiply(int64_t m, int64_t n, int64_t k, const C* a, const C* b, int64_t ldb, float* c, bool add, const S* next) {
-    if constexpr (kPairs<C>) product16(m, n, k, a, k, b, ldb, c, n, add, next);
-    else product(m, n, k, a, k, b, ldb, c, n, add);
   }
 
   const C* keys(const S* from) const {

@@ -1,7 +1,6 @@
 #include "bfloat16.h"
 
 #include "hand.h"
-#include "numbers.h"
 
 #include <bit>
 #include <vector>
@@ -19,13 +18,13 @@ struct Dot16 {
 };
 
 void by_hand(int64_t rows, int64_t columns, int64_t k, const BFloat16* a, int64_t lda, const BFloat16* b, int64_t ldb, float* c,
-             int64_t ldc, bool add, const BFloat16* next) {
+             int64_t ldc, bool add, const void* next) {
   const auto words = [](const BFloat16* p) { return reinterpret_cast<const Word*>(p); };
   product_by_hand<Dot16>(rows, columns, k / 2, {words(a), lda / 2}, {words(b), ldb}, {c, ldc}, add, next);
 }
 
-// Does the library's product add up in the same order, with the same roundings? Numbers of many sizes tell. Where it does not
-// (AMX), it is faster, too.
+// Does the library's product add up in the same order, with the same roundings? Numbers of many sizes tell. If so, it has no more
+// than AVX-512, and by hand is as fast or faster. If not, it has AMX (and was not told to do without), and is the faster one.
 bool agrees() {
   constexpr int64_t k = 1022, most = 8;
   std::vector<BFloat16> a(most * k), b(k * kCols);
@@ -52,7 +51,7 @@ bool agrees() {
 }  // namespace
 
 void product16(int64_t rows, int64_t columns, int64_t k, const BFloat16* a, int64_t lda, const BFloat16* b, int64_t ldb, float* c,
-               int64_t ldc, bool add, const BFloat16* next) {
+               int64_t ldc, bool add, const void* next) {
 #if defined(__AVX512BF16__)
   static const bool usable = agrees();
   if (usable && columns % 16 == 0) return by_hand(rows, columns, k, a, lda, b, ldb, c, ldc, add, next);

@@ -1,15 +1,14 @@
-// Products on AVX-512, for formats that multiply words of 32 bits: two bfloat16, or four
-// bytes. One running sum per element, in the order of the summed axis, so that a row's bits do not depend on how many there are.
+// Products on AVX-512, for formats that multiply words of 32 bits: two bfloat16, or four bytes. One running sum per element, in
+// the order of the summed axis, so that a row's bits do not depend on how many there are.
 #pragma once
 
 #if defined(__AVX512F__)
-
-#include "numbers.h"
 
 #include <immintrin.h>
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <utility>
 
 namespace wellhead {

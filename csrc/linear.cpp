@@ -10,11 +10,11 @@
 namespace wellhead {
 namespace {
 
-// Up to so many rows, weights come at the rate of memory, which the processor's own prefetching serves better.
-constexpr int64_t kStreamed = 8;
+// Up to so many rows, weights come at the rate of memory, which the processor's own prefetching serves better than ours.
+constexpr int64_t kFew = 8;
 
-// Calls piece(each) on several threads, where each(body) calls body(block, first_row, rows, next_block) for its tiles, of at most
-// kRows rows. next_block is worth fetching ahead if it is another block.
+// Calls piece(each) on several threads, where each(body) calls body(block, first_row, rows, ahead) for its tiles, of at most kRows
+// rows. ahead: the block that lies behind this one comes next, and is worth asking for.
 template <class Piece>
 void share_tiles(int64_t rows, int64_t blocks, const Piece& piece) {
   const int64_t chunks = (rows + kRows - 1) / kRows;
@@ -24,7 +24,7 @@ void share_tiles(int64_t rows, int64_t blocks, const Piece& piece) {
     piece([&](const auto& body) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t first = i % chunks * step, count = std::min(step, rows - first);
-        if (count > 0) body(i / chunks, first, count, (rows <= kStreamed ? i : std::min(i + 1, end - 1)) / chunks);
+        if (count > 0) body(i / chunks, first, count, rows > kFew && i + 1 < end && (i + 1) % chunks == 0);
       }
     });
   });
@@ -39,7 +39,7 @@ void multiply(const C* x, int64_t rows, const Weight& w, const Finish& finish) {
     ProductScope<C> scope;
     alignas(64) float tile[kRows * kCols];
     int64_t widened = -1;
-    each([&](int64_t block, int64_t first, int64_t count, int64_t next) {
+    each([&](int64_t block, int64_t first, int64_t count, bool ahead) {
       const C* panel;
       if constexpr (std::is_same_v<S, C>) {
         panel = data + block * panel_size;
@@ -49,13 +49,7 @@ void multiply(const C* x, int64_t rows, const Weight& w, const Finish& finish) {
         widened = block;
         panel = wide;
       }
-      const C* rows_in = x + first * w.in;
-      if constexpr (kPairs<C>) {
-        const C* ahead = next == block ? nullptr : data + next * panel_size;
-        product16(count, kCols, w.in, rows_in, w.in, panel, kCols, tile, kCols, false, ahead);
-      } else {
-        product(count, kCols, w.in, rows_in, w.in, panel, kCols, tile, kCols, false);
-      }
+      product(count, kCols, w.in, x + first * w.in, w.in, panel, kCols, tile, kCols, false, ahead ? panel + panel_size : nullptr);
       finish(tile, first, count, block);
     });
   });
@@ -71,10 +65,9 @@ void multiply8(const void* x, int64_t rows, const Weight& w, const Finish& finis
     ProductScope<BFloat16> scope;
     alignas(64) float tile[kRows * kCols];
     alignas(64) int32_t sums[kRows * kCols];
-    each([&](int64_t block, int64_t first, int64_t count, int64_t next) {
-      const auto* data = static_cast<const int8_t*>(w.data);
-      const int8_t* ahead = next == block ? nullptr : data + next * w.in * kCols;
-      product8(count, w.in, bytes + first * w.in, data + block * w.in * kCols, sums, ahead);
+    each([&](int64_t block, int64_t first, int64_t count, bool ahead) {
+      const int8_t* panel = static_cast<const int8_t*>(w.data) + block * w.in * kCols;
+      product8(count, w.in, bytes + first * w.in, panel, sums, ahead ? panel + w.in * kCols : nullptr);
       const float* scales = w.scales + block * kCols;
       const float* column_sums = scales + w.blocks * kCols;
       for (int64_t r = 0; r < count; ++r) {
