@@ -2,6 +2,7 @@
 
     python bench/ray_extract.py --model PATH/TO/MODEL --rows 1200       # extraction: one process, then two actors, in turn
     python bench/ray_extract.py --model PATH/TO/MODEL --only routing    # cached prompt tokens and seconds under each policy
+    python bench/ray_extract.py --model PATH/TO/MODEL --only front      # one small request; when a second replica helps
 
 Extraction is timed inside the command, from the first row to the last commit, so that neither side pays for starting: the
 engine of the plain side is made once, and the pool's actors are up before the clock starts.
@@ -83,31 +84,38 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def routing(args: argparse.Namespace) -> None:
-    """Documents with several questions each, in a random order, four clients."""
+@contextmanager
+def served(args: argparse.Namespace, **scale: Any) -> Iterator[httpx.Client]:
+    """A client of replicas on the cluster that this process is connected to."""
     from wellhead.frontends.http.options import ServerOptions
     from wellhead.frontends.scale.options import ScaleOptions
     from wellhead.frontends.scale.serve import Deployed
 
+    deployed = Deployed({"model_path": args.model, "dtype": args.dtype}, ServerOptions(port=0), ScaleOptions(**scale))
+    try:
+        deployed.deploy()
+        with httpx.Client(base_url=deployed.address, timeout=120) as client:
+            yield client
+    finally:
+        deployed.close()
+
+
+def routing(args: argparse.Namespace) -> None:
+    """Documents with several questions each, in a random order, four clients."""
     reviews = bulk_bench.reviews(args.documents * 5)
     documents = [" ".join(reviews[i :: args.documents]) for i in range(args.documents)]
     prompts = [f"{document}\n{question}" for document in documents for question in QUESTIONS]
     random.Random(1).shuffle(prompts)
     with connected("local"):
         for policy in ("random", "prefix"):
-            engine = {"model_path": args.model, "dtype": args.dtype}
-            deployed = Deployed(engine, ServerOptions(port=0), ScaleOptions(replicas=2, routing_policy=policy))
-            try:
-                deployed.deploy()
-                ask = _asker(deployed.address)
+            with served(args, replicas=2, routing_policy=policy) as client:
+                ask = _asker(client)
                 for k in range(8):
                     ask(f"{k} warms up")
                 started = time.perf_counter()
                 with ThreadPoolExecutor(4) as pool:
                     results = list(pool.map(ask, prompts))
                 seconds = time.perf_counter() - started
-            finally:
-                deployed.close()
             cached, tokens = (sum(column) for column in zip(*results, strict=True))
             print(
                 f"{policy}: {cached / tokens:.1%} of {tokens:,} prompt tokens cached, {len(prompts)} requests in {seconds:.1f} s",
@@ -115,9 +123,31 @@ def routing(args: argparse.Namespace) -> None:
             )
 
 
-def _asker(address: str) -> Any:
-    client = httpx.Client(base_url=address, timeout=120)
+def front(args: argparse.Namespace) -> None:
+    """One client and one small request at a time, then six clients until a second replica has answered one of them."""
+    with connected("local"), served(args, replicas=1, max_replicas=2, target_ongoing_requests=1) as client:
 
+        def generate(number: int, tokens: int) -> str:
+            sampling = {"max_new_tokens": tokens, "ignore_eos": True}
+            answer = client.post("/generate", json={"text": f"story {number}", "sampling_params": sampling})
+            return str(answer.raise_for_status().headers["x-wellhead-replica"])
+
+        for name, call in {
+            "/v1/models": lambda _: client.get("/v1/models").raise_for_status(),
+            "one generated token": lambda number: generate(number, 1),
+        }.items():
+            times = [common.seconds(lambda number=number, call=call: call(number)) for number in range(60)]
+            print(f"{name}: median {statistics.median(times) * 1e3:.1f} ms", flush=True)
+        started, seen, sent = time.perf_counter(), set[str](), 0
+        with ThreadPoolExecutor(6) as pool:
+            while len(seen) < 2 and time.perf_counter() - started < 180:
+                seen.update(pool.map(lambda number: generate(number, 64), range(sent, sent + 6)))
+                sent += 6
+        seconds = time.perf_counter() - started
+        print(f"six clients: {len(seen)} replicas have answered after {seconds:.0f} s, {sent} requests, none failed")
+
+
+def _asker(client: httpx.Client) -> Any:
     def ask(prompt: str) -> tuple[int, int]:
         answer = client.post(
             "/generate", json={"text": prompt, "sampling_params": {"max_new_tokens": 0}, "return_hidden_states": "last"}
@@ -134,7 +164,7 @@ def main() -> None:
     parser.add_argument("--actors", type=int, default=2)
     parser.add_argument("--documents", type=int, default=24)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--only", choices=["extraction", "routing"])
+    parser.add_argument("--only", choices=["extraction", "routing", "front"])
     args = parser.parse_args()
     args.model = str(common.model_folder(args.model))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -142,10 +172,12 @@ def main() -> None:
     print(common.machine(), flush=True)
     scratch = Path(tempfile.mkdtemp(prefix="wellhead-ray-"))
     try:
-        if args.only != "routing":
+        if args.only in (None, "extraction"):
             extraction(args, scratch)
-        if args.only != "extraction":
+        if args.only in (None, "routing"):
             routing(args)
+        if args.only in (None, "front"):
+            front(args)
     finally:
         shutil.rmtree(scratch)
 
