@@ -31,7 +31,7 @@ import orjson
 
 from wellhead.encoding import arrow, base64, json, npy, safetensors
 from wellhead.encoding.vectors import Vectors
-from wellhead.types import CaptureMode, DType, HiddenStates, Pooling, narrow
+from wellhead.types import DType, HiddenStates, narrow
 
 SGLANG = "SGLang-shaped JSON"
 
@@ -49,14 +49,14 @@ def made(texts: int, rows: int, width: int, dtype: DType) -> Vectors:
     states = []
     for _ in range(texts):
         array = narrow(rng.standard_normal((rows, width), np.float32), dtype)
-        states.append(HiddenStates(CaptureMode.FULL, Pooling.NONE, dtype, (28,), (array,), rows, total_rows=rows))
+        states.append(HiddenStates(dtype, (28,), (array,), np.arange(rows), rows, total_rows=rows, sglang=True))
     return Vectors(tuple(states), (None,), dtype, True, {"prompt_tokens": [rows] * texts})
 
 
 def one_text(vectors: Vectors) -> Vectors:
     """The same rows as those of a single text: ``.npy`` holds one array."""
     rows = np.concatenate([s.arrays[0] for s in vectors.states])
-    whole = HiddenStates(CaptureMode.FULL, Pooling.NONE, vectors.dtype, (28,), (rows,), len(rows), total_rows=len(rows))
+    whole = HiddenStates(vectors.dtype, (28,), (rows,), np.arange(len(rows)), len(rows), total_rows=len(rows), sglang=True)
     return Vectors((whole,), (None,), vectors.dtype, True, {"prompt_tokens": [len(rows)]})
 
 

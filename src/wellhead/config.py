@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from wellhead.errors import InvalidConfig
+from wellhead.reads import PRE_NORM, layer_number
 from wellhead.speculation import PLAIN, Speculation, SpeculativeOptions, effective_capture
 from wellhead.types import DTYPES, CaptureMode, DType
 
@@ -39,7 +40,8 @@ class EngineConfig:
     context_length              tokens a sequence may have; default and upper bound: the model's
     return_hidden_states_mode   ceiling of the capture mode: ``off``, ``last`` (default), ``full``
     enable_return_hidden_states SGLang's older switch: the same as ``full``; the mode wins if both are given
-    capture_layers              layers that requests may ask for, numbered as in Hugging Face; default ``(-1,)``
+    capture_layers              layers that requests may ask for, numbered as in Hugging Face, or ``"L:pre_norm"``: the last
+                                block before the final norm; default ``(-1,)``
     max_total_tokens            size of the KV pool; default: what ``mem_fraction_static`` of free memory holds, at most
                                 the larger of 32,768 and the context
     mem_fraction_static         share of free memory that the KV pool may take at most
@@ -79,7 +81,7 @@ class EngineConfig:
     context_length: int | None = None
     return_hidden_states_mode: str | None = None
     enable_return_hidden_states: bool = False
-    capture_layers: tuple[int, ...] = (-1,)
+    capture_layers: tuple[int | str, ...] = (-1,)
     max_total_tokens: int | None = None
     mem_fraction_static: float = 0.5
     page_size: int = 64
@@ -340,26 +342,29 @@ def _buckets(first: int, largest: int) -> tuple[int, ...]:
     return (*sizes, largest) if largest else ()
 
 
-def resolve_layers(layers: tuple[int, ...], count: int, param: str) -> tuple[int, ...]:
-    """Hugging Face's numbers (0 .. count, or negative from the end) -> 0 .. count, refusing strangers and repeats."""
+def resolve_layers(layers: tuple[int | str, ...], count: int, param: str) -> tuple[int, ...]:
+    """Layers as users write them -> their numbers in ``Read``, refusing strangers and repeats."""
     found: list[int] = []
     for layer in layers:
-        if isinstance(layer, bool) or not isinstance(layer, int) or not -count - 1 <= layer <= count:
+        number = layer_number(layer, count)
+        if number is None:
             raise InvalidConfig(
-                f"{param}: layer {layer!r} is not in -{count + 1} .. {count} (0 = embeddings, {count} or -1 = final)", param=param
+                f"{param}: layer {layer!r} is not in -{count + 1} .. {count} (0 = embeddings, {count} or -1 = final), nor "
+                "L:pre_norm (before the final norm)",
+                param=param,
             )
-        number = layer % (count + 1)
         if number in found:
             raise InvalidConfig(f"{param}: layer {layer} is named twice", param=param)
         found.append(number)
     return tuple(found)
 
 
-def _layer_tuple(value: Any) -> tuple[int, ...]:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return (value,)
-    if isinstance(value, (list, tuple)) and all(isinstance(v, int) and not isinstance(v, bool) for v in value):
-        return tuple(value)
+def _layer_tuple(value: Any) -> tuple[int | str, ...]:
+    layers = value if isinstance(value, (list, tuple)) else (value,)
+    if all(
+        (isinstance(v, int) and not isinstance(v, bool)) or (isinstance(v, str) and v.endswith(f":{PRE_NORM}")) for v in layers
+    ):
+        return tuple(layers)
     raise InvalidConfig(f"capture_layers must be a list of layer numbers, not {value!r}", param="capture_layers")
 
 

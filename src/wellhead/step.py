@@ -6,13 +6,14 @@ sequences by explicit absolute positions; no side infers a count.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wellhead.types import CaptureMode, Logprobs, LogprobSpec, SamplingParams
+from wellhead.types import CaptureMode, Logprobs, LogprobSpec, Positions, SamplingParams
 
 #: Stands in a plan that was made ahead for the token that the step before it still has to draw.
 UNKNOWN = -1
@@ -41,8 +42,9 @@ class PlanRow:
     """What one sequence does in this step.
 
     ``tokens`` (int32 ``[q]``, q may be 0) stand at positions ``start .. start + q - 1``; ``pages`` hold the keys of
-    positions ``0 .. start + q - 1``. Rows ``keep[0] .. keep[1] - 1`` are to be handed over: those below ``start`` were
-    computed earlier and lie in the pages, the others are computed now. ``targets`` (int32 ``[t]``): the prompt tokens
+    positions ``0 .. start + q - 1``. ``keep``: for each layer the positions (ascending, at least one) whose rows are to be
+    handed over: those below ``start`` were computed earlier and lie in the pages, the others are computed now. Layers that
+    want the same rows may share one array. ``targets`` (int32 ``[t]``): the prompt tokens
     whose logprob is wanted now, predicted by the rows from position ``targets_from`` on.
 
     ``samples``: what is to be drawn from the last rows. One: from the last token's row. With k more, the last k tokens are
@@ -58,8 +60,7 @@ class PlanRow:
     start: int
     pages: NDArray[np.int32]
     mode: CaptureMode
-    keep: tuple[int, int]
-    layers: tuple[int, ...]
+    keep: Mapping[int, Positions] = field(default_factory=dict)
     samples: tuple[SampleSpec, ...] = ()
     targets: NDArray[np.int32] | None = None
     targets_from: int = 0
@@ -76,11 +77,6 @@ class PlanRow:
         """How many of the tokens, the last ones, are drafts."""
         return max(0, len(self.samples) - 1)
 
-    @property
-    def keeps(self) -> bool:
-        """Are any rows to be handed over?"""
-        return self.keep[1] > self.keep[0]
-
     def useful_drafts(self, tokens: int) -> int:
         """How many drafts could count in the next step, if ``tokens`` were drawn in this one."""
         return max(0, self.left - tokens - 1) if tokens else 0
@@ -89,9 +85,10 @@ class PlanRow:
         """The position after the last row that counts, if ``tokens`` of the drawn ones do."""
         return self.end - self.drafts + max(0, tokens - 1)
 
-    def kept(self, tokens: int) -> int:
-        """How many rows are to be handed over, if ``tokens`` of the drawn ones count."""
-        return max(0, min(self.keep[1], self.valid_end(tokens)) - self.keep[0])
+    def kept(self, tokens: int) -> dict[int, int]:
+        """How many rows of each layer are to be handed over, if ``tokens`` of the drawn ones count."""
+        end = self.valid_end(tokens)
+        return {layer: int(np.searchsorted(at, end)) for layer, at in self.keep.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +114,7 @@ class RowResult:
 
     ``tokens``: the ids that were drawn, accepted drafts first; none if none was asked for. ``finite``: False if the logits
     behind the next one had a NaN or infinity. ``logprobs``: one for each of ``tokens``. ``hidden``: layer -> rows
-    ``[row.kept(len(tokens)), H]`` in storage dtype; each array owns its memory, or a share of this step's copy that nobody
+    ``[row.kept(len(tokens))[layer], H]`` in storage dtype; each array owns its memory, or a share of this step's copy that nobody
     writes again. ``proposals`` (int32): a draft model's for the next step.
     """
 
@@ -131,7 +128,7 @@ class RowResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
-    """One entry per plan row, in the same order. ``produced``: rows that left the model in this step, all sequences.
+    """One entry per plan row, in the same order. ``produced``: rows that left the model in this step, all sequences and layers.
     ``draft_seconds``: what a draft model took of the step's time."""
 
     rows: tuple[RowResult, ...]
@@ -152,9 +149,13 @@ class Tap(Protocol):
 
     @property
     def layers(self) -> frozenset[int]:
-        """Layers whose rows are wanted, 0 .. N - 1; the final layer's are written by the runner after its norm."""
+        """Layers whose rows are wanted, as ``Read`` numbers them."""
         ...
 
     def take(self, layer: int, rows: Any) -> None:
-        """Keep what is wanted of float32 ``rows [T, H]``; they may change after the call."""
+        """Keep what is wanted of ``rows``, float32 or the model's dtype; they may change after the call.
+
+        ``[T, H]``, one for each packed token; of the layers N and N + 1 (before the final norm) only those that the forward
+        pass was asked for.
+        """
         ...

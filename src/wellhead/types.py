@@ -6,15 +6,22 @@ was the model's input. P prompt tokens, N output tokens, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wellhead.errors import InvalidRequest, WellheadError
+from wellhead.reads import CaptureMode, Positions, Read, Rows, mode_of
+from wellhead.reductions import FIRST, ROWS
+
+__all__ = [
+    "DTYPES", "STORAGE", "CaptureMode", "DType", "FinishReason", "HiddenStates", "LogprobSpec", "Logprobs", "Output", "Pooling",
+    "Positions", "Read", "Request", "Rows", "SamplingParams", "Usage", "narrow", "widen",
+]  # fmt: skip
 
 DType = Literal["float32", "bfloat16", "float16"]
 DTYPES: tuple[DType, ...] = ("float32", "bfloat16", "float16")
@@ -27,48 +34,11 @@ STORAGE: Mapping[DType, np.dtype[Any]] = {
 }
 
 
-class CaptureMode(IntEnum):
-    """Which rows of a request are kept. Ordered: the mode of a batch, or of a ceiling, is a ``max``."""
-
-    NULL = 0
-    LAST = 1
-    FULL = 2
-
-    @property
-    def word(self) -> str:
-        """As users write it in ``return_hidden_states_mode``."""
-        return ("off", "last", "full")[self]
-
-
 class Pooling(StrEnum):
-    """What becomes of a request's rows before they are handed over."""
+    """The older word for the reduction ``mean``, and for none."""
 
     NONE = "none"
     MEAN = "mean"
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureSpec:
-    """The rows that one request wants.
-
-    ``layers`` are resolved (0 = embeddings, i = after block i, N = after the final norm); ``asked`` is how the caller
-    wrote them, or ``None`` if only the default layer was meant.
-    """
-
-    mode: CaptureMode = CaptureMode.NULL
-    layers: tuple[int, ...] = ()
-    asked: tuple[int, ...] | None = None
-    pooling: Pooling = Pooling.NONE
-    incremental: bool = False
-
-    @property
-    def needs_all_rows(self) -> bool:
-        return self.mode is CaptureMode.FULL or self.pooling is Pooling.MEAN
-
-    @property
-    def effective(self) -> CaptureMode:
-        """The mode that the engine has to run: a mean over rows needs all of them."""
-        return CaptureMode.FULL if self.needs_all_rows else self.mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +105,7 @@ class Request:
     rid: str
     input_ids: NDArray[np.int32]
     sampling: SamplingParams = SamplingParams()
-    capture: CaptureSpec = CaptureSpec()
+    reads: tuple[Read, ...] = ()
     logprobs: LogprobSpec | None = None
     seed: int = 0
     stream: bool = False
@@ -146,6 +116,11 @@ class Request:
     @property
     def prompt_tokens(self) -> int:
         return len(self.input_ids)
+
+    @property
+    def mode(self) -> CaptureMode:
+        """What its reads cost together."""
+        return mode_of(self.reads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,28 +159,45 @@ def narrow(rows: NDArray[np.float32], dtype: DType) -> NDArray[Any]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HiddenStates:
-    """The rows of one request, one contiguous array per layer, in the dtype in which the model computed them.
+    """The rows of one read, one contiguous array per layer, labelled.
 
-    Shapes per layer: ``last`` and ``mean`` ``[H]``; ``full`` ``[rows, H]`` with rows ``first_row ..``; rows of prompt
-    tokens are those below ``prompt_rows``. All layers are after the position's block; the last one after the final
-    norm, as Hugging Face's ``hidden_states[-1]``.
+    ``arrays``, one for each of ``layers``: ``[k, W]``, or ``[W]`` if they were reduced to one (``reduce``); in the dtype in
+    which the model computed them (sums and means: float32). ``positions`` (int64 ``[k]``, ascending) says which rows these
+    are, or what was reduced; ``token_ids`` (int32 ``[k]``) are the tokens at these positions, where they are known. Rows of
+    prompt tokens are those below ``prompt_rows``; ``total_rows`` is how many rows the request has in all by now. Layer
+    numbers are those of ``Read``.
     """
 
-    mode: CaptureMode
-    pooling: Pooling
     dtype: DType
     layers: tuple[int, ...]
     arrays: tuple[NDArray[Any], ...]
+    positions: Positions
     prompt_rows: int
-    asked: tuple[int, ...] | None = None
-    first_row: int = 0
+    reduce: str = ROWS
+    asked: tuple[int | str, ...] | None = None
     total_rows: int = 0
+    token_ids: NDArray[np.int32] | None = None
+    sglang: bool = False
 
     @property
     def nbytes(self) -> int:
         return sum(a.nbytes for a in self.arrays)
 
-    def raw(self, layer: int | None = None) -> NDArray[Any]:
+    @property
+    def mode(self) -> CaptureMode:
+        """``LAST`` for one row as it is, else ``FULL``."""
+        return CaptureMode.LAST if self.reduce == FIRST else CaptureMode.FULL
+
+    @property
+    def pooling(self) -> Pooling:
+        return Pooling.MEAN if self.reduce == "mean" else Pooling.NONE
+
+    @property
+    def first_row(self) -> int:
+        """The position of the first row, or where it would be."""
+        return int(self.positions[0]) if len(self.positions) else self.total_rows
+
+    def raw(self, layer: int | str | None = None) -> NDArray[Any]:
         """The stored array of a layer as the caller asked for it (default: the only or first one); bfloat16 as uint16."""
         if layer is None:
             return self.arrays[0]
@@ -214,12 +206,17 @@ class HiddenStates:
                 return self.arrays[names.index(layer)]
         raise InvalidRequest(f"layer {layer} was not captured; this request has {list(self.asked or self.layers)}", param="layer")
 
-    def numpy(self, layer: int | None = None) -> NDArray[np.float32]:
-        """A layer as float32: ``[H]`` or ``[rows, H]``."""
+    def numpy(self, layer: int | str | None = None) -> NDArray[np.float32]:
+        """A layer as float32: ``[W]`` or ``[k, W]``."""
         return widen(self.raw(layer), self.dtype)
 
+    def stored(self, layer: int | str | None, dtype: DType) -> NDArray[Any]:
+        """A layer in the storage of ``dtype``, rounded to it if need be; the array itself where it is in it already."""
+        raw = self.raw(layer)
+        return raw if self.dtype == dtype else narrow(widen(raw, self.dtype), dtype)
+
     def _entries(self, rows: NDArray[np.float32]) -> Any:
-        if rows.ndim == 1:
+        if rows.ndim == 1 or not self.sglang:
             return rows
         if self.first_row >= self.prompt_rows:
             return list(rows)
@@ -227,10 +224,10 @@ class HiddenStates:
         return [rows[:cut], *rows[cut:]]
 
     def entries(self) -> Any:
-        """SGLang's shape, as float32 numpy views of one array per layer.
+        """As ``meta_info`` shows it, in float32 numpy views of one array per layer.
 
-        ``last`` / ``mean``: ``[H]``. ``full``: a list of N entries, the prompt's ``[P, H]`` and then one ``[H]`` per
-        further output token. If layers were asked for by number: a dict from that number to the same.
+        ``[W]`` or ``[k, W]``; for ``return_hidden_states=True`` SGLang's shape, a list of N entries: the prompt's ``[P, H]``
+        and then one ``[H]`` per further output token. If layers were asked for by number: a dict from that to the same.
         """
         if self.asked is None:
             return self._entries(self.numpy())
@@ -303,8 +300,8 @@ class Output:
     """A piece of one request's reply: what is new since the piece before it.
 
     A request that does not stream gets exactly one. The terminal piece has ``finish`` or ``error`` set, never both,
-    and carries the hidden states (only the rows since the last piece if the capture is incremental) and the prompt's
-    logprobs. An error carries nothing else.
+    and carries the hidden states (only the rows since the last piece if these go out with the text), under their names in
+    ``reads`` if the request named them, and the prompt's logprobs. An error carries nothing else.
     """
 
     key: str
@@ -315,8 +312,15 @@ class Output:
     error: WellheadError | None = None
     usage: Usage = field(default_factory=lambda: Usage(0))
     hidden_states: HiddenStates | None = None
+    reads: Mapping[str, HiddenStates] = field(default_factory=dict)
     prompt_logprobs: Logprobs | None = None
     output_logprobs: Logprobs | None = None
+
+    def all_states(self) -> Iterator[HiddenStates]:
+        """The hidden states of all reads."""
+        if self.hidden_states is not None:
+            yield self.hidden_states
+        yield from self.reads.values()
 
     @property
     def terminal(self) -> bool:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 
 from support.tags import TagCore, rows_for
+from wellhead.errors import InvalidRequest
+from wellhead.reads import Part
+from wellhead.reductions import REDUCTIONS
+from wellhead.speculation import PLAIN, Algorithm, Speculation
 from wellhead.step import Plan
-from wellhead.types import CaptureMode, Pooling
+from wellhead.types import CaptureMode, Pooling, Read, Rows
 
 NULL, LAST, FULL = CaptureMode
 B = 4
@@ -112,8 +117,8 @@ def test_last_holds_one_row_over_any_number_of_steps_and_full_is_sized_up_front(
     while not tags.core.idle:
         tags.step()
         seq = tags.core.scheduler.get(key)
-        if seq is not None and seq.sink is not None:
-            held.add(sum(rows.nbytes for rows in seq.sink._rows.values()))  # type: ignore[attr-defined]
+        if seq is not None and seq.readers[0].next:
+            held.add(seq.readers[0].nbytes)
     assert held == {4 * 4 * (1 if mode is LAST else 6 + 59)}
     tags.verify()
 
@@ -179,3 +184,105 @@ def test_rows_are_the_tags_that_were_expected() -> None:
     a, b = rows_for([1, 2, 3]), rows_for([1, 3, 3])
     assert np.array_equal(a[0], b[0])
     assert not np.array_equal(a[2], b[2])
+
+
+# --- any rows -----------------------------------------------------------------------------------------------------
+
+WINDOWS = [
+    Rows(start=-3),
+    Rows(start=1, stop=-1),
+    Rows(start=2, stop=9, step=2),
+    Rows(start=-6, stop=-2),
+    Rows(step=3),
+    Rows(stop=4),
+]
+
+
+def random_rows(rng: random.Random, prompt: int) -> Rows:
+    """Any wish but for positions that may not come."""
+    changes: dict[str, Any] = {"part": rng.choice(list(Part))}
+    if rng.random() < 0.4:
+        window = rng.choice(WINDOWS)
+        changes |= {"start": window.start, "stop": window.stop, "step": window.step}
+    if rng.random() < 0.2:
+        changes["token_ids"] = tuple(rng.sample(range(500), 250))
+    if rng.random() < 0.2:
+        changes["exclude_token_ids"] = tuple(range(rng.randrange(3)))
+    if rng.random() < 0.2:
+        changes["exclude_positions"] = tuple(rng.sample([0, 1, 2, -1, -2], 2))
+    if rng.random() < 0.3:
+        changes["last"] = rng.choice([1, 2, 5, 40])
+    if rng.random() < 0.15:
+        changes["spans"] = ((0, 2), (prompt - 1, prompt))
+    if rng.random() < 0.15 and changes["part"] != Part.OUTPUT:
+        changes["positions"] = tuple(rng.sample(range(-prompt, prompt), min(prompt, 3)))
+    return Rows(**changes)
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_any_rows_reduced_in_any_way_of_any_crowd(seed: int) -> None:
+    """Against the plain meaning, at both ceilings, chunked, preempted, from the prefix cache and with drafts."""
+    rng = random.Random(seed)
+    ceiling = rng.choice([LAST, FULL])
+    speculation = Speculation(algorithm=Algorithm.NGRAM, drafts=3, min_window=1, max_window=3) if rng.random() < 0.3 else PLAIN
+    tags = TagCore(
+        ceiling=ceiling, chunk=rng.choice([1, 3, 8, 40]), pages=rng.choice([14, 24, 64]), page_size=rng.choice([4, 5, 16]),
+        max_running=rng.choice([1, 3, 8]), speculation=speculation,
+    )  # fmt: skip
+    stems = [[rng.randrange(3) for _ in range(12)] for _ in range(2)]
+    for _ in range(14):
+        prompt = rng.choice(stems)[: rng.randrange(1, 13)] + [rng.randrange(3) for _ in range(rng.randrange(8))]
+        reads = []
+        for i in range(rng.randrange(1, 4)):
+            read = Read(
+                random_rows(rng, len(prompt)),
+                (1,),
+                reduce=rng.choice(list(REDUCTIONS)),
+                name=f"r{i}" if i else "",
+                token_ids=True,
+            )
+            if read.cost <= ceiling:
+                reads.append(read)
+        tags.submit(prompt, new=rng.choice([0, 0, 1, 2, 9, 18]), reads=tuple(reads))
+        for _ in range(rng.randrange(3)):
+            tags.step()
+    tags.finish()
+    tags.verify()
+    assert tags.core.flush_cache()
+
+
+def test_rows_near_the_end_take_the_rest_from_the_cache_at_ceiling_last() -> None:
+    tags = TagCore(ceiling=LAST, chunk=100)
+    tags.submit(tokens(40), LAST)
+    tags.finish()
+    for rows, due in ((Rows(last=8), 8), (Rows(start=-3, stop=-1), 3), (Rows(part=Part.OUTPUT), 0), (Rows(positions=(-5,)), 5)):
+        before = tags.runner.computed
+        tags.submit(tokens(40), reads=(Read(rows, (1,), reduce="mean"),))
+        tags.finish()
+        assert tags.runner.computed - before == due
+    tags.verify()
+
+
+def test_only_wanted_rows_are_asked_for_and_each_layer_has_its_own() -> None:
+    tags = TagCore(chunk=7)
+    reads = (
+        Read(Rows(positions=(2, 9)), (1,), name="a"),
+        Read(Rows(start=-2), (0, 1), name="b"),
+        Read(Rows(last=1), (0,), name="c"),
+    )
+    tags.submit(tokens(20), reads=reads)
+    tags.finish()
+    tags.verify()
+    asked = [{layer: at.tolist() for layer, at in row.keep.items()} for plan in tags.runner.plans for row in plan.rows]
+    assert asked == [{1: [2]}, {1: [9]}, {0: [18, 19], 1: [18, 19]}]
+
+
+def test_a_row_that_the_answer_never_came_to_is_an_error_and_neighbours_go_on() -> None:
+    tags = TagCore()
+    short = tags.submit(tokens(5), new=20, script=lambda seen: 999, reads=(Read(Rows(positions=(7,)), (1,)),))
+    other = tags.submit(tokens(6), new=20, reads=(Read(Rows(positions=(-1, 7)), (1,)),))
+    tags.finish()
+    tags.verify(other)
+    error = tags.last(short).error
+    assert isinstance(error, InvalidRequest)
+    assert "row 7 does not exist" in error.message

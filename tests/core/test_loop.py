@@ -14,16 +14,15 @@ from support.tags import TagCore, rows_for
 from wellhead.core.loop import EngineLoop
 from wellhead.errors import EngineClosed, InternalError, Overloaded
 from wellhead.step import Plan
-from wellhead.types import CaptureMode, CaptureSpec, Output, Request, SamplingParams
+from wellhead.types import Output, Read, Request, Rows, SamplingParams
 
 WAIT = 20.0
 
 
 def request(key: str, new: int = 0, length: int = 5) -> Request:
-    capture = CaptureSpec(mode=CaptureMode.FULL, layers=(1,))
     return Request(
         key=f"{key}#0", rid=key, input_ids=np.arange(1, length + 1, dtype=np.int32) + 7 * len(key),
-        sampling=SamplingParams(max_new_tokens=new), capture=capture,
+        sampling=SamplingParams(max_new_tokens=new), reads=(Read(Rows(), (1,)),),
     )  # fmt: skip
 
 

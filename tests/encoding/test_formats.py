@@ -18,7 +18,7 @@ from wellhead.encoding import safetensors as st_format
 from wellhead.encoding.registry import FORMATS, Format, choose
 from wellhead.encoding.vectors import Vectors
 from wellhead.errors import InvalidRequest
-from wellhead.types import DTYPES, STORAGE, CaptureMode, DType, HiddenStates, Pooling, narrow, widen
+from wellhead.types import DTYPES, STORAGE, DType, HiddenStates, narrow, widen
 
 H = 24
 BINARY = [f for f in FORMATS.values() if f.name != "json"]
@@ -35,17 +35,18 @@ def vectors(
         arrays = tuple(narrow(rng.standard_normal(shape).astype(np.float32), dtype) for _ in layers or (None,))
         made.append(
             HiddenStates(
-                mode=CaptureMode.FULL if full else CaptureMode.LAST,
-                pooling=Pooling.NONE,
                 dtype=dtype,
                 layers=layers or (7,),
                 arrays=arrays,
+                positions=np.arange(count) if full else np.array([count - 1]),
+                reduce="rows" if full else "first",
+                sglang=full,
                 prompt_rows=count,
                 asked=layers,
                 total_rows=count,
             )
         )
-    facts = {"model": "tiny", "prompt_tokens": rows, "pooling": "none"}
+    facts = {"model": "tiny", "prompt_tokens": rows, "reduce": "rows" if full else "first"}
     return Vectors(tuple(made), layers or (None,), sent or dtype, full, facts)
 
 

@@ -14,7 +14,7 @@ from support.checks import check_shape, head_check, rows_of, same
 from support.company import MODES, company, prompt
 from support.direct import Direct
 from wellhead.step import PlanRow, SampleSpec
-from wellhead.types import CaptureMode, CaptureSpec, LogprobSpec, SamplingParams
+from wellhead.types import CaptureMode, LogprobSpec, SamplingParams
 
 Family = Callable[..., Path]
 NULL, LAST, FULL = CaptureMode
@@ -68,8 +68,8 @@ def plan_row(tokens: list[int], start: int, pages: list[int], mode: CaptureMode,
     empty = np.empty(0, np.int32)
     sample = SampleSpec(SamplingParams(temperature=0.0), 0, start + len(tokens), (), empty, empty, LogprobSpec())
     return PlanRow(
-        key=f"{pages}", tokens=np.array(tokens, np.int32), start=start, pages=np.array(pages, np.int32), mode=mode, keep=keep,
-        layers=(3,) if mode else (), samples=(sample,) if draw else (),
+        key=f"{pages}", tokens=np.array(tokens, np.int32), start=start, pages=np.array(pages, np.int32), mode=mode,
+        keep={3: np.arange(*keep, dtype=np.int64)} if keep[1] > keep[0] else {}, samples=(sample,) if draw else (),
     )  # fmt: skip
 
 
@@ -184,6 +184,6 @@ def test_the_runner_refuses_a_batch_above_its_ceiling(family: Family) -> None:
     batch = direct.submit({"input_ids": prompt(5), "sampling_params": {"max_new_tokens": 0}, **MODES["last"]})
     seq = direct.core.scheduler.get(batch.requests[0].key)
     assert seq is not None
-    object.__setattr__(seq.request, "capture", CaptureSpec(mode=FULL, layers=(3,)))
+    seq.mode = FULL
     direct.finish()
     assert "ceiling" in str(direct.errors[batch.requests[0].key])

@@ -12,7 +12,7 @@ from support.tags import config
 from wellhead.config import EngineConfig
 from wellhead.errors import InvalidConfig, InvalidRequest
 from wellhead.requests.normalize import NOT_SERVED, Batch, Limits, normalize, parse_mode
-from wellhead.types import CaptureMode, Pooling
+from wellhead.types import CaptureMode
 
 NULL, LAST, FULL = CaptureMode
 VOCAB = 100
@@ -33,7 +33,7 @@ def batch(count: int, **more: Any) -> dict[str, Any]:
 
 
 def modes(payload: dict[str, Any], **changes: Any) -> list[CaptureMode]:
-    return [r.capture.mode for r in door(payload, **changes).requests]
+    return [r.mode for r in door(payload, **changes).requests]
 
 
 # --- modes ------------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def test_another_number_of_entries_is_refused_naming_both(count: int, length: in
 
 def test_samples_are_prompt_major_and_inherit_their_prompts_mode() -> None:
     made = door(batch(2, sampling_params={"n": 3, "max_new_tokens": 2}, return_hidden_states=["last", True]))
-    assert [(r.prompt_index, r.sample_index, r.capture.mode) for r in made.requests] == [
+    assert [(r.prompt_index, r.sample_index, r.mode) for r in made.requests] == [
         (p, s, mode) for p, mode in ((0, LAST), (1, FULL)) for s in range(3)
     ]
     assert len({r.key for r in made.requests}) == 6
@@ -152,9 +152,9 @@ def test_unknown_and_malformed_options_are_refused() -> None:
 
 def test_layers_are_numbered_as_in_hugging_face_and_kept_as_asked() -> None:
     made = door(ids(return_hidden_states=True, hidden_states_layers=[0, -1, 1]), layers=2, capture_layers=(0, 1, 2))
-    assert made.requests[0].capture.layers == (0, 2, 1)
-    assert made.requests[0].capture.asked == (0, -1, 1)
-    assert door(ids(return_hidden_states=True), layers=2, capture_layers=(0, 2)).requests[0].capture.layers == (2,)
+    assert made.requests[0].reads[0].layers == (0, 2, 1)
+    assert made.requests[0].reads[0].asked == (0, -1, 1)
+    assert door(ids(return_hidden_states=True), layers=2, capture_layers=(0, 2)).requests[0].reads[0].layers == (2,)
 
 
 @pytest.mark.parametrize(
@@ -171,8 +171,8 @@ def test_layers_that_are_none_or_not_captured_are_refused(layers: Any, code: str
 def test_mean_is_an_option_of_either_mode_and_needs_the_ceiling_full() -> None:
     for mode in ("last", True):
         (request,) = door(ids(return_hidden_states=mode, hidden_states_pooling="mean")).requests
-        assert request.capture.pooling is Pooling.MEAN
-        assert request.capture.effective is FULL
+        assert request.reads[0].reduce == "mean"
+        assert request.mode is FULL
     with pytest.raises(InvalidRequest) as caught:
         door(ids(return_hidden_states="last", hidden_states_pooling="mean"), ceiling=LAST)
     assert caught.value.code == "capture_above_ceiling"

@@ -199,8 +199,8 @@ def test_last_holds_one_row_over_any_number_of_steps() -> None:
     held = set()
     while not tags.core.idle:
         seq = tags.core.scheduler.get(key)
-        if seq is not None and seq.sink is not None:
-            held.add(sum(row.nbytes for row in seq.sink._rows.values()))  # type: ignore[attr-defined]
+        if seq is not None and seq.readers[0].next:
+            held.add(seq.readers[0].nbytes)
         tags.step()
     assert held == {4 * 4}
     tags.verify()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from support.direct import Direct
 from wellhead.frontends.engine import Engine
 from wellhead.frontends.native import Reply
-from wellhead.types import CaptureMode, Pooling
+from wellhead.types import CaptureMode
 
 
 def rows_of(reply: Reply, layer: int | None = None) -> NDArray[np.float32]:
@@ -31,7 +31,7 @@ def matrix(entries: list[NDArray[np.float32]]) -> NDArray[np.float32]:
 def check_shape(reply: Reply, hidden_size: int) -> None:
     """Row counts and shapes follow from P, N and the mode alone."""
     request, states = reply.request, reply.hidden_states
-    if request.capture.mode is CaptureMode.NULL:
+    if request.mode is CaptureMode.NULL:
         assert states is None
         assert "hidden_states" not in reply.to_dict()["meta_info"]
         return
@@ -40,8 +40,9 @@ def check_shape(reply: Reply, hidden_size: int) -> None:
     rows = prompt + max(0, new - 1)
     assert states.total_rows == rows
     assert states.prompt_rows == prompt
-    assert len(states.arrays) == len(request.capture.layers)
-    full = request.capture.mode is CaptureMode.FULL and request.capture.pooling is Pooling.NONE
+    (read,) = request.reads
+    assert len(states.arrays) == len(read.layers)
+    full = not read.vector
     for array in states.arrays:
         assert array.shape == ((rows, hidden_size) if full else (hidden_size,))
         assert array.flags.c_contiguous

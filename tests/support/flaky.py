@@ -13,7 +13,7 @@ import numpy as np
 
 from wellhead.encoding import safetensors
 from wellhead.encoding.vectors import Vectors
-from wellhead.types import CaptureMode, HiddenStates, Pooling
+from wellhead.types import HiddenStates
 
 HIDDEN = 4
 INFO = {"hidden_size": HIDDEN, "limits": {"max_batch_size": 8, "max_body_bytes": 1 << 16, "max_request_tokens": None}}
@@ -55,7 +55,7 @@ def right_answer(path: str, payload: dict[str, Any]) -> bytes:
     if path != "/v1/hidden_states":
         return json.dumps(INFO).encode()
     states = tuple(
-        HiddenStates(CaptureMode.LAST, Pooling.NONE, "float32", (-1,), (vector(t),), len(t), total_rows=1)
+        HiddenStates("float32", (-1,), (vector(t),), np.array([len(t) - 1]), len(t), reduce="first", total_rows=len(t))
         for t in payload["input"]
     )
     facts = {"prompt_tokens": [len(t) for t in payload["input"]]}

@@ -20,11 +20,12 @@ from wellhead.speculative.accept import accept
 from wellhead.step import Plan, PlanRow, RowResult, StepResult
 from wellhead.types import (
     CaptureMode,
-    CaptureSpec,
     HiddenStates,
     Output,
     Pooling,
+    Read,
     Request,
+    Rows,
     SamplingParams,
 )
 
@@ -96,7 +97,7 @@ class TagRunner:
         self._write(plan)
         rows = tuple(self._row(row) for row in plan.rows)
         self._last = [array for row in rows for array in (row.hidden or {}).values()]
-        produced = sum(row.kept(len(got.tokens)) for row, got in zip(plan.rows, rows, strict=True))
+        produced = sum(sum(row.kept(len(got.tokens)).values()) for row, got in zip(plan.rows, rows, strict=True))
         return self.after(plan, StepResult(rows, produced))
 
     def _prepare(self, plan: Plan) -> None:
@@ -130,14 +131,12 @@ class TagRunner:
         for position in range(row.start, row.end):
             self._rows[self._slot(row, position)] = right[position]
         drawn = self._draw(row, tokens)
-        hidden = None
-        due = row.kept(len(drawn))
-        if due:
-            assert row.keep[0] >= row.start or self.config.rows_in_pages, (
-                "rows of earlier steps were asked for, and none are kept"
-            )
-            span = range(row.keep[0], row.keep[0] + due)
-            hidden = {layer: np.array([self._rows[self._slot(row, p)] for p in span]) for layer in row.layers}
+        hidden: dict[int, NDArray[np.float32]] = {}
+        for layer, due in row.kept(len(drawn)).items():
+            at = row.keep[layer]
+            assert len(at) and (np.diff(at) > 0).all() and at[-1] < row.end
+            assert at[0] >= row.start or self.config.rows_in_pages, "rows of earlier steps were asked for, and none are kept"
+            hidden[layer] = np.array([self._rows[self._slot(row, p)] for p in at[:due].tolist()]).reshape(due, WIDTH)
         return RowResult(drawn, hidden=hidden, proposals=self._propose(row, tokens, drawn))
 
     def _draw(self, row: PlanRow, tokens: list[int]) -> tuple[int, ...]:
@@ -183,10 +182,10 @@ class TagCore:
         """Queue a request; its key. Keys count up in order of submission."""
         key = f"k{len(self.requests)}"
         sampling = SamplingParams(max_new_tokens=new, **more.pop("sampling", {}))
-        capture = CaptureSpec(mode=mode, layers=(1,) if mode else (), pooling=pooling, incremental=more.pop("incremental", False))
-        request = Request(
-            key=key, rid=rid or key, input_ids=np.array(prompt, np.int32), sampling=sampling, capture=capture, **more
-        )
+        reads = more.pop("reads", None)
+        if reads is None:
+            reads = reads_of(mode, pooling, each=more.pop("incremental", False))
+        request = Request(key=key, rid=rid or key, input_ids=np.array(prompt, np.int32), sampling=sampling, reads=reads, **more)
         if script is not None:
             self.runner.scripts[key] = script
         self.core.submit(request)
@@ -237,15 +236,62 @@ class TagCore:
 
     @staticmethod
     def _verify_rows(request: Request, output: Output, right: NDArray[np.float32]) -> None:
-        states, capture = output.hidden_states, request.capture
-        if capture.mode is CaptureMode.NULL:
-            assert states is None
-            return
-        assert states is not None
-        assert states.total_rows == len(right)
-        got = states.numpy()
-        if capture.pooling is Pooling.MEAN:
-            right = right.mean(axis=0, dtype=np.float64).astype(np.float32)
-        elif capture.mode is CaptureMode.LAST:
-            right = right[-1]
-        np.testing.assert_array_equal(got, right)
+        named = {"": output.hidden_states} if output.hidden_states is not None else {}
+        got = {**named, **output.reads}
+        assert list(got) == [read.name for read in request.reads]
+        for read in request.reads:
+            states = got[read.name]
+            assert states.total_rows == len(right)
+            assert (states.token_ids is not None) is read.token_ids
+            if states.token_ids is not None:
+                np.testing.assert_array_equal(states.token_ids, right[states.positions, 2])
+            chosen = chosen_rows(read.rows, request.input_ids.tolist(), right[:, 2].astype(int).tolist())
+            chosen = chosen[:1] if read.reduce == "first" else chosen
+            assert states.positions.tolist() == chosen, read
+            np.testing.assert_array_equal(states.numpy(), reduced(right[chosen], read.reduce))
+
+
+def reads_of(
+    mode: CaptureMode, pooling: Pooling = Pooling.NONE, layers: tuple[int, ...] = (1,), *, each: bool = False
+) -> tuple[Read, ...]:
+    """What the older words mean."""
+    if mode is CaptureMode.NULL:
+        return ()
+    if pooling is Pooling.MEAN:
+        return (Read(Rows(), layers, reduce="mean"),)
+    return (Read.last(layers),) if mode is CaptureMode.LAST else (Read(Rows(), layers, each=each, sglang=True),)
+
+
+def chosen_rows(rows: Rows, prompt: list[int], tokens: list[int]) -> list[int]:
+    """The plain meaning of ``Rows``, in lists, with the end known."""
+    places = list(range(len(tokens)))
+    part = {"prompt": places[: len(prompt)], "output": places[len(prompt) :], "all": places}[rows.part]
+    found = part[rows.start : rows.stop : rows.step]
+    if rows.positions is not None:
+        named = {part[p] for p in rows.positions}
+        found = [p for p in found if p in named]
+    excluded = {part[p] for p in rows.exclude_positions if -len(part) <= p < len(part)}
+    found = [p for p in found if p not in excluded and tokens[p] not in rows.exclude_token_ids]
+    if rows.token_ids is not None:
+        found = [p for p in found if tokens[p] in rows.token_ids]
+    if rows.spans is not None:
+        found = [p for p in found if p < len(prompt) and any(a <= p < b for a, b in rows.spans)]
+    return found if rows.last is None else found[-rows.last :]
+
+
+def reduced(rows: NDArray[np.float32], reduce: str) -> NDArray[np.float32]:
+    """The plain meaning of each reduction."""
+    if reduce == "rows":
+        return rows
+    if not len(rows):
+        return np.full(rows.shape[1], np.nan, np.float32)
+    wide, count = rows.astype(np.float64), len(rows)
+    weights = np.arange(1, count + 1, dtype=np.float64)[:, None]
+    return {
+        "first": rows[0],
+        "sum": wide.sum(0),
+        "mean": wide.sum(0) / count,
+        "mean_sqrt": wide.sum(0) / np.sqrt(count),
+        "max": rows.max(0),
+        "weighted_mean": (wide * weights).sum(0) / weights.sum(),
+    }[reduce].astype(np.float32)

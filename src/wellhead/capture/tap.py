@@ -7,7 +7,7 @@ dtype, and leave it in one copy per step.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
@@ -78,7 +78,8 @@ class RowStore:
 
 
 class StepTap:
-    """Collects the rows of one step, of the layers ``wanted``, for the tokens at ``index`` (packed, int64 ``[k]``).
+    """Collects the rows of one step. ``index``: for each layer that requests want now, which of the rows that the forward
+    pass will show are to be kept (int64 ``[k]``, k > 0).
 
     With a ``store``, the rows of all tokens also go into their slots, whoever asked. ``features``: layers whose rows, of
     all tokens, a draft model reads.
@@ -86,43 +87,33 @@ class StepTap:
 
     def __init__(
         self,
-        wanted: frozenset[int],
-        index: torch.Tensor,
+        index: Mapping[int, torch.Tensor],
         dtype: torch.dtype,
         store: RowStore | None,
         slots: torch.Tensor,
         features: frozenset[int] = frozenset(),
     ) -> None:
-        self._stored = frozenset(store.layers) if store is not None else frozenset[int]()
-        self._wanted = wanted if len(index) else frozenset[int]()
         self._index = index
         self._dtype = dtype
         self._store = store
         self._slots = slots
         self._read = features
+        self.whole = whole_layers(store, features)
+        self.layers = self.whole | frozenset(index)
         self.kept: dict[int, torch.Tensor] = {}
         self.features: dict[int, torch.Tensor] = {}
 
-    @property
-    def layers(self) -> frozenset[int]:
-        """Layers that a forward pass must show to this tap."""
-        return self._stored | self._wanted | self._read
-
-    @property
-    def whole(self) -> frozenset[int]:
-        """Those of which it needs the rows of all tokens."""
-        return self._stored | self._read
-
     def take(self, layer: int, rows: torch.Tensor) -> None:
-        """Keep what is wanted of ``rows [T, H]``, one per token, float32 or the model's dtype; they may change afterwards."""
-        self.take_at(layer, rows, self._index)
-
-    def take_at(self, layer: int, rows: torch.Tensor, index: torch.Tensor) -> None:
-        """The same where ``rows`` are only some tokens' (all, if the layer is in ``whole``); ``index`` finds the kept ones."""
+        """Keep what is wanted of ``rows [T, H]``, float32 or the model's dtype; they may change afterwards."""
         if layer in self._read:
             self.features[layer] = rows.to(self._dtype, copy=True)
-        if layer in self._stored and self._store is not None:
+        if self._store is not None and layer in self._store.layers:
             rows = rows.to(self._dtype)
             self._store.write(layer, self._slots, rows)
-        if layer in self._wanted:
-            self.kept[layer] = rows.index_select(0, index).to(self._dtype)
+        if layer in self._index:
+            self.kept[layer] = rows.index_select(0, self._index[layer]).to(self._dtype)
+
+
+def whole_layers(store: RowStore | None, features: frozenset[int]) -> frozenset[int]:
+    """The layers of which a step needs the rows of all its tokens."""
+    return features | frozenset(store.layers if store is not None else ())

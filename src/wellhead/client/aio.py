@@ -70,16 +70,20 @@ class AsyncClient:
     async def extract(
         self,
         texts: Iterable[str] | Iterable[list[int]],
-        mode: Literal["last", "full", "mean"] = "last",
+        mode: Literal["last", "full", "mean"] | None = None,
         *,
-        layers: list[int] | None = None,
+        rows: Any = None,
+        reduce: str | None = None,
+        layers: list[int | str] | None = None,
         dtype: DType = "float32",
         progress: bool = False,
     ) -> Any:
         """As ``Client.extract``: ``[n, H]``, or a list of ``[tokens_i, H]``; a dict of those by layer number."""
-        wish = Wish.of(mode, layers, dtype)
+        wish = Wish.of(mode, layers, dtype, rows, reduce)
         found: dict[int, HiddenStates] = {}
-        async for index, states in self.extract_iter(texts, mode, layers=layers, dtype=dtype, progress=progress):
+        async for index, states in self.extract_iter(
+            texts, mode, rows=rows, reduce=reduce, layers=layers, dtype=dtype, progress=progress
+        ):
             if isinstance(states, WellheadError):
                 raise extraction.named(index, states)
             found[index] = states
@@ -88,14 +92,16 @@ class AsyncClient:
     def extract_iter(
         self,
         texts: Iterable[str] | Iterable[list[int]],
-        mode: Literal["last", "full", "mean"] = "last",
+        mode: Literal["last", "full", "mean"] | None = None,
         *,
-        layers: list[int] | None = None,
+        rows: Any = None,
+        reduce: str | None = None,
+        layers: list[int | str] | None = None,
         dtype: DType = "float32",
         progress: bool = False,
     ) -> AsyncGenerator[Extracted]:
         """As ``Client.extract_iter``: ``(index, HiddenStates or the error of that text)``, in no fixed order."""
-        return self._extract_all(extraction.check_texts(texts), Wish.of(mode, layers, dtype), progress)
+        return self._extract_all(extraction.check_texts(texts), Wish.of(mode, layers, dtype, rows, reduce), progress)
 
     async def _extract_all(self, texts: Iterator[Any], wish: Wish, progress: bool) -> AsyncGenerator[Extracted]:
         parts = extraction.batches(texts, await self._known_limits())

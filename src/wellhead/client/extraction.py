@@ -15,7 +15,9 @@ import numpy as np
 from wellhead.client.exchange import Call, Dropped, Payload, Reply, Retry, Step, exchange
 from wellhead.encoding import safetensors
 from wellhead.errors import InternalError, InvalidRequest, NonFinite, WellheadError
-from wellhead.types import DTYPES, STORAGE, DType, HiddenStates, narrow
+from wellhead.reads import parse_reduce, parse_rows
+from wellhead.reductions import FIRST, ROWS
+from wellhead.types import DTYPES, STORAGE, DType, HiddenStates
 
 Extracted = tuple[int, HiddenStates | WellheadError]
 Item = tuple[int, Any]
@@ -51,28 +53,46 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is wanted of every text. ``dtype``: in which rows travel and are handed over."""
+    """What is wanted of every text: fields of ``/v1/hidden_states``. ``dtype``: in which rows travel and are handed over.
+    ``vector``: one per text and layer, or any number of rows?"""
 
-    mode: str
-    layers: tuple[int, ...] | None
+    fields: Payload
+    layers: tuple[int | str, ...] | None
     dtype: DType
+    vector: bool
 
     @staticmethod
-    def of(mode: str, layers: Iterable[int] | None, dtype: str) -> Wish:
+    def of(mode: str | None, layers: Iterable[int | str] | None, dtype: str, rows: Any = None, reduce: str | None = None) -> Wish:
         """Raises ``InvalidRequest`` for what cannot be meant."""
-        if mode not in MODES:
-            raise InvalidRequest(f"mode must be last, full or mean, not {mode!r}", param="mode")
         known = next((d for d in DTYPES if d == dtype), None)
         if known is None:
             raise InvalidRequest(f"dtype must be {', '.join(DTYPES)}, not {dtype!r}", param="dtype")
-        return Wish(mode, None if layers is None else tuple(int(n) for n in layers), known)
+        numbers = None if layers is None else tuple(n if isinstance(n, str) else int(n) for n in layers)
+        if mode is not None and (rows is not None or reduce is not None):
+            raise InvalidRequest("mode is short for rows and reduce: give one or the other", param="mode")
+        if rows is None and reduce is None:
+            mode = mode or "last"
+            if mode not in MODES:
+                raise InvalidRequest(f"mode must be last, full or mean, not {mode!r}", param="mode")
+            return Wish({"mode": mode}, numbers, known, mode != "full")
+        one = rows is not None and parse_rows(rows, "rows", ())[1]
+        vector = parse_reduce(reduce, FIRST if one else ROWS, "reduce") != ROWS
+        said = {"rows": _as_json(rows), "reduce": reduce}
+        return Wish({name: value for name, value in said.items() if value is not None}, numbers, known, vector)
 
     def call(self, inputs: list[Any]) -> Call:
         """The request for some texts, or for some lists of token ids."""
-        payload: Payload = {"input": inputs, "mode": self.mode, "dtype": self.dtype}
+        payload: Payload = {"input": inputs, **self.fields, "dtype": self.dtype}
         if self.layers is not None:
             payload["layers"] = list(self.layers)
         return Call("POST", "/v1/hidden_states", payload, accept=safetensors.MEDIA_TYPE)
+
+
+def _as_json(rows: Any) -> Any:
+    if isinstance(rows, slice):
+        given = {"start": rows.start, "stop": rows.stop, "step": rows.step}
+        return {name: value for name, value in given.items() if value is not None}
+    return list(rows) if isinstance(rows, (tuple, range)) else rows
 
 
 def check_texts(texts: Any) -> Iterator[Any]:
@@ -161,8 +181,8 @@ def read_states(reply: Reply, count: int, wish: Wish) -> tuple[HiddenStates, ...
         vectors = safetensors.decode(memoryview(reply.body))
     except WellheadError as error:
         raise InternalError(f"the server's answer cannot be read: {error.message}") from error
-    layers = (None,) if wish.layers is None else wish.layers
-    dimensions = 2 if wish.mode == "full" else 1
+    layers: tuple[int | str | None, ...] = (None,) if wish.layers is None else wish.layers
+    dimensions = 1 if wish.vector else 2
     fits = len(vectors.states) == count and vectors.layers == layers and vectors.dtype == wish.dtype
     if not fits or any(a.ndim != dimensions for s in vectors.states for a in s.arrays):
         raise InternalError(
@@ -180,16 +200,11 @@ def gather(found: dict[int, HiddenStates], wish: Wish, hidden_size: int) -> Any:
     return {layer: _column(ordered, layer, wish, hidden_size) for layer in wish.layers}
 
 
-def _column(ordered: list[HiddenStates], layer: int | None, wish: Wish, hidden_size: int) -> Any:
-    rows = [_stored(s, layer, wish.dtype) for s in ordered]
-    if wish.mode == "full":
+def _column(ordered: list[HiddenStates], layer: int | str | None, wish: Wish, hidden_size: int) -> Any:
+    rows = [s.stored(layer, wish.dtype) for s in ordered]
+    if not wish.vector:
         return rows
     return np.stack(rows) if rows else np.empty((0, hidden_size), STORAGE[wish.dtype])
-
-
-def _stored(states: HiddenStates, layer: int | None, dtype: DType) -> Any:
-    raw = states.raw(layer)
-    return raw if states.dtype == dtype else narrow(states.numpy(layer), dtype)
 
 
 def named(index: int, error: WellheadError) -> WellheadError:

@@ -21,7 +21,8 @@ def generate_call(
         "text": prompt, "input_ids": input_ids, "sampling_params": sampling_params, **fields,
         "return_hidden_states": return_hidden_states, "stream": stream,
     }  # fmt: skip
-    wanted = return_hidden_states not in (None, False)
+    wishes = (return_hidden_states, *(fields.get(name) for name in ("hidden_states_rows", "hidden_states_reduce", "reads")))
+    wanted = any(wish not in (None, False) for wish in wishes)
     given = {k: v for k, v in payload.items() if v is not None}
     light = {"hidden_states_format": "base64"} if wanted else {}
     return Call("POST", "/generate", {**light, **given}, idempotent=False, stream=stream)
@@ -34,14 +35,16 @@ def results(reply: Reply) -> Any:
 
 
 def result(value: Any) -> Any:
-    """One dict, its hidden states as float32 arrays: ``[H]``, or a list of ``[P, H]`` and ``[H]``s. They are read-only."""
+    """One dict, its hidden states as ``Engine.generate`` gives them: float32 arrays, which are read-only."""
     meta = value.get("meta_info") if isinstance(value, dict) else None
-    states = meta.get("hidden_states") if isinstance(meta, dict) else None
-    if isinstance(meta, dict) and isinstance(states, dict):
-        try:
-            meta["hidden_states"] = base64.entries(states)
-        except (WellheadError, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise InternalError(f"the server's hidden states cannot be read: {error}") from error
+    if not isinstance(meta, dict):
+        return value
+    try:
+        for shown in (meta, *meta.get("reads", {}).values()):
+            if isinstance(shown.get("hidden_states"), dict):
+                shown["hidden_states"] = base64.entries(shown["hidden_states"])
+    except (WellheadError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InternalError(f"the server's hidden states cannot be read: {error}") from error
     return value
 
 

@@ -78,9 +78,11 @@ class Client:
     def extract(
         self,
         texts: Iterable[str] | Iterable[list[int]],
-        mode: Literal["last", "full", "mean"] = "last",
+        mode: Literal["last", "full", "mean"] | None = None,
         *,
-        layers: list[int] | None = None,
+        rows: Any = None,
+        reduce: str | None = None,
+        layers: list[int | str] | None = None,
         dtype: DType = "float32",
         progress: bool = False,
     ) -> Any:
@@ -92,9 +94,11 @@ class Client:
 
         Raises the first error, naming the text by its index.
         """
-        wish = Wish.of(mode, layers, dtype)
+        wish = Wish.of(mode, layers, dtype, rows, reduce)
         found: dict[int, HiddenStates] = {}
-        for index, states in self.extract_iter(texts, mode, layers=layers, dtype=dtype, progress=progress):
+        for index, states in self.extract_iter(
+            texts, mode, rows=rows, reduce=reduce, layers=layers, dtype=dtype, progress=progress
+        ):
             if isinstance(states, WellheadError):
                 raise extraction.named(index, states)
             found[index] = states
@@ -103,9 +107,11 @@ class Client:
     def extract_iter(
         self,
         texts: Iterable[str] | Iterable[list[int]],
-        mode: Literal["last", "full", "mean"] = "last",
+        mode: Literal["last", "full", "mean"] | None = None,
         *,
-        layers: list[int] | None = None,
+        rows: Any = None,
+        reduce: str | None = None,
+        layers: list[int | str] | None = None,
         dtype: DType = "float32",
         progress: bool = False,
     ) -> Iterator[Extracted]:
@@ -114,7 +120,7 @@ class Client:
         Any number of texts in bounded memory. Raises what concerns all texts: an option above the server's ceiling, a
         wrong key, a server that stays away.
         """
-        return self._extract_all(extraction.check_texts(texts), Wish.of(mode, layers, dtype), progress)
+        return self._extract_all(extraction.check_texts(texts), Wish.of(mode, layers, dtype, rows, reduce), progress)
 
     def _extract_all(self, texts: Iterator[Any], wish: Wish, progress: bool) -> Iterator[Extracted]:
         parts = extraction.batches(texts, self._known_limits())

@@ -26,6 +26,7 @@ from wellhead.models.spec import ModelSpec
 from wellhead.models.weights import open_weights
 from wellhead.parallel.leader import lead, start_ranks
 from wellhead.parallel.ranks import Ranks
+from wellhead.reads import layer_word
 from wellhead.requests.normalize import Limits
 from wellhead.requests.text import TextStreams
 from wellhead.requests.tokenizer import Tokenizer
@@ -75,7 +76,7 @@ class Assembled:
             "quantization": config.quantization,
             "device": config.device,
             "return_hidden_states_mode": config.ceiling.word,
-            "capture_layers": list(config.capture_layers),
+            "capture_layers": [layer_word(n, config.layers) for n in config.capture_layers],
             "num_layers": config.layers,
             "tp_size": config.tp_size,
             "hidden_size": self.spec.hidden_size,
@@ -140,7 +141,8 @@ def assemble(options: EngineConfig) -> Assembled:
             target.capture_graphs(Compiled() if device.type == "cpu" else CudaGraph())
             clock.lap("graphs")
         undo.pop_all()
-    limits = Limits(config, spec.vocab_size, tokenizer is not None)
+    special = tokenizer.special_ids if tokenizer is not None else frozenset[int]()
+    limits = Limits(config, spec.vocab_size, tokenizer is not None, special)
     return Assembled(core, config, spec, ops, tokenizer, limits, clock.laps, ranks)
 
 

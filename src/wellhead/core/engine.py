@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from wellhead.cache.space import Space
-from wellhead.capture.sink import make_sink
+from wellhead.capture.readers import make_readers
 from wellhead.config import Resolved
 from wellhead.core.flight import Flight, Runway, filled
 from wellhead.core.latency import Latencies
@@ -94,14 +94,12 @@ class Core:
         """Take a request, or raise ``Overloaded`` and take nothing."""
         if len(self.scheduler.waiting) >= self.config.max_queued:
             raise Overloaded(f"{self.config.max_queued} requests are waiting already; try again later")
-        sink = make_sink(
-            request.capture, self.config.dtype, self._hidden_size, request.prompt_tokens, request.sampling.max_new_tokens
-        )
+        readers = make_readers(request, self.config.dtype, self._hidden_size)
         text = self._texts.open(request) if self._texts is not None else None
         spec = self.config.speculation
         progress = Progress(spec) if spec.algorithm is not Algorithm.NONE and request.sampling.max_new_tokens else None
         self.scheduler.add(
-            Sequence(request, order=self._order, arrival=time.monotonic(), sink=sink, text=text, speculation=progress)
+            Sequence(request, order=self._order, arrival=time.monotonic(), readers=readers, text=text, speculation=progress)
         )
         self._order += 1
         self.counters.requests += 1
@@ -249,7 +247,7 @@ class Core:
                 counters.prompt_tokens += output.usage.prompt_tokens
                 counters.cached_tokens += output.usage.cached_tokens
                 counters.output_tokens += output.usage.completion_tokens
-                counters.row_bytes += output.hidden_states.nbytes if output.hidden_states is not None else 0
+                counters.row_bytes += sum(states.nbytes for states in output.all_states())
 
     def check_integrity(self) -> None:
         """Raise ``InternalError`` unless pages, leases and sequences agree; for tests, after every engine test."""

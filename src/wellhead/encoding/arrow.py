@@ -1,7 +1,8 @@
 """Arrow's stream format: one record batch per row-group, one row per prompt.
 
-Columns: ``index`` and ``hidden_states`` (or ``hidden_states.<layer>``), a fixed-size list, or a list of those if all rows were
-asked for. bfloat16 is stored as uint16, and the field's metadata says so. The schema's metadata holds the facts as JSON.
+Columns: ``index``, ``positions`` (a list of int64: which rows these are, or what was reduced) and ``hidden_states`` (or
+``hidden_states.<layer>``), a fixed-size list, or a list of those if there may be any number of rows. bfloat16 is stored as
+uint16, and the field's metadata says so. The schema's metadata holds the facts as JSON.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wellhead.encoding.vectors import GROUP_BYTES, Vectors, layer_of, rebuild
+from wellhead.encoding.vectors import GROUP_BYTES, Layer, Vectors, layer_of, rebuild
 from wellhead.errors import InvalidRequest
-from wellhead.types import STORAGE, DType
+from wellhead.types import STORAGE, DType, Positions
 
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 
@@ -58,7 +59,7 @@ def _encode(vectors: Vectors) -> Iterator[bytes]:
         while end < len(counts) and size + counts[end] * per_row <= GROUP_BYTES:
             size += counts[end] * per_row
             end += 1
-        columns = [pa.array(np.arange(at, end, dtype=np.int32))]
+        columns = [pa.array(np.arange(at, end, dtype=np.int32)), _lists([s.positions for s in vectors.states[at:end]])]
         columns += [_column(vectors, layer, at, end) for layer in vectors.layers]
         writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
         yield sink.take()
@@ -73,12 +74,19 @@ def _schema(vectors: Vectors) -> Any:
     kind = pa.list_(pa.from_numpy_dtype(STORAGE[vectors.dtype]), vectors.hidden_size)
     kind = pa.list_(kind) if vectors.full else kind
     tag = {"dtype": vectors.dtype}
-    fields = [pa.field("index", pa.int32(), nullable=False)]
+    fields = [pa.field("index", pa.int32(), nullable=False), pa.field("positions", pa.list_(pa.int64()), nullable=False)]
     fields += [pa.field(name, kind, nullable=False, metadata=tag) for name in vectors.names()]
     return pa.schema(fields, metadata={"wellhead": json.dumps({**vectors.facts, "full": vectors.full})})
 
 
-def _column(vectors: Vectors, layer: int | None, at: int, end: int) -> Any:
+def _lists(parts: list[Positions]) -> Any:
+    import pyarrow as pa
+
+    cuts = np.cumsum([0, *map(len, parts)], dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(cuts), pa.array(np.concatenate(parts), pa.int64()))
+
+
+def _column(vectors: Vectors, layer: Layer, at: int, end: int) -> Any:
     import pyarrow as pa
 
     parts = [np.atleast_2d(vectors.cast(i, layer)) for i in range(at, end)]
@@ -97,16 +105,25 @@ def decode(body: bytes | memoryview) -> Vectors:
         reader = pa.ipc.open_stream(pa.py_buffer(body))
         facts = json.loads(reader.schema.metadata[b"wellhead"])
         full = bool(facts.pop("full"))
-        names = [name for name in reader.schema.names if name != "index"]
+        names = [name for name in reader.schema.names if name not in ("index", "positions")]
         dtype: DType = reader.schema.field(names[0]).metadata[b"dtype"].decode()
-        arrays: dict[int | None, list[NDArray[Any]]] = {layer_of(name): [] for name in names}
+        arrays: dict[Layer, list[NDArray[Any]]] = {layer_of(name): [] for name in names}
+        positions: list[Positions] = []
         for batch in reader:
             batch.validate(full=True)
+            positions += _cut(batch.column(batch.schema.get_field_index("positions")), np.int64)
             for name in names:
                 arrays[layer_of(name)] += _rows(batch.column(batch.schema.get_field_index(name)), full)
     except (pa.ArrowException, OSError, AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
         raise InvalidRequest(f"not an arrow stream of hidden states: {error!r}") from error
-    return rebuild(arrays, dtype, full, facts)
+    return rebuild(arrays, positions, dtype, full, facts)
+
+
+def _cut(column: Any, dtype: type[np.int64]) -> list[Positions]:
+    """A column of lists -> an array per row."""
+    values = column.flatten().to_numpy(zero_copy_only=False).astype(dtype, copy=False)
+    cuts = (column.offsets.to_numpy() - column.offsets[0].as_py()).tolist()
+    return [values[a:b] for a, b in itertools.pairwise(cuts)]
 
 
 def _rows(column: Any, full: bool) -> list[NDArray[Any]]:

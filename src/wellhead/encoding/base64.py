@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wellhead.errors import InvalidRequest
-from wellhead.types import DTYPES, STORAGE, DType, HiddenStates, narrow, widen
+from wellhead.types import DTYPES, STORAGE, DType, HiddenStates, widen
 
 
 def encode_array(rows: NDArray[Any]) -> str:
@@ -24,20 +24,20 @@ def decode_array(text: str, dtype: DType = "float32") -> NDArray[Any]:
 
 
 def encode(states: HiddenStates, dtype: DType = "float32") -> Any:
-    """One request's rows: ``{"dtype", "shape", "prompt_rows", "data"}``, or a dict of those by layer number.
+    """One request's rows: ``{"dtype", "shape", "prompt_rows", "data"}``, or a dict of those by layer.
 
-    ``shape`` is ``[H]`` for ``last`` and ``mean``, ``[rows, H]`` for ``full``; the first ``prompt_rows`` rows are the prompt's.
+    ``shape`` is ``[H]`` for one row or a reduction, else ``[rows, H]``; ``prompt_rows`` is there where these are all rows and
+    are shown as SGLang does: the first so many are the prompt's.
     """
     if states.asked is None:
         return _one(states, None, dtype)
     return {str(layer): _one(states, layer, dtype) for layer in states.asked}
 
 
-def _one(states: HiddenStates, layer: int | None, dtype: DType) -> dict[str, Any]:
-    raw = states.raw(layer)
-    rows = raw if states.dtype == dtype else narrow(widen(raw, states.dtype), dtype)
+def _one(states: HiddenStates, layer: int | str | None, dtype: DType) -> dict[str, Any]:
+    rows = states.stored(layer, dtype)
     shown: dict[str, Any] = {"dtype": dtype, "shape": list(rows.shape)}
-    if rows.ndim == 2:
+    if rows.ndim == 2 and states.sglang:
         shown["prompt_rows"] = max(0, min(states.prompt_rows - states.first_row, len(rows)))
     return {**shown, "data": encode_array(rows)}
 
@@ -56,9 +56,9 @@ def decode(value: Mapping[str, Any]) -> NDArray[Any]:
 def entries(value: Mapping[str, Any]) -> Any:
     """An object that ``encode`` made -> SGLang's entries in float32: ``[H]``, or a list of ``[P, H]``, ``[H]``, ..."""
     if "data" not in value:
-        return {int(layer): entries(one) for layer, one in value.items()}
+        return {int(layer) if layer.lstrip("-").isdigit() else layer: entries(one) for layer, one in value.items()}
     rows = widen(decode(value), value["dtype"])
-    if rows.ndim == 1:
+    if rows.ndim == 1 or "prompt_rows" not in value:
         return rows
-    cut = int(value.get("prompt_rows", len(rows)))
+    cut = int(value["prompt_rows"])
     return [rows[:cut], *rows[cut:]] if cut else list(rows)

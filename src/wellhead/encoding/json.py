@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wellhead.encoding.vectors import Vectors, rebuild
+from wellhead.encoding.vectors import Layer, Vectors, layer_of, rebuild
 from wellhead.errors import InvalidRequest
 
 MEDIA_TYPE = "application/json"
@@ -114,7 +114,8 @@ def _list(items: Iterable[Any]) -> Iterator[bytes]:
 
 
 def encode(vectors: Vectors) -> tuple[int | None, Iterator[bytes]]:
-    """``{..facts, "data": [{"index", "hidden_states"}]}``: nested lists of float32, by layer number if layers were asked for."""
+    """``{..facts, "data": [{"index", "positions", "hidden_states"}]}``: nested lists of float32, by layer if layers were asked
+    for; ``token_ids`` beside the positions where they are known."""
     return None, _encode(vectors)
 
 
@@ -126,7 +127,10 @@ def _encode(vectors: Vectors) -> Iterator[bytes]:
             value: Any = states.numpy()
         else:
             value = {str(layer): states.numpy(layer) for layer in vectors.layers}
-        yield (b"," if i else b"") + b'{"index":' + str(i).encode() + b',"hidden_states":'
+        label: dict[str, Any] = {"index": i, "positions": states.positions}
+        if states.token_ids is not None:
+            label["token_ids"] = states.token_ids
+        yield (b"," if i else b"") + dumps(label)[:-1] + b',"hidden_states":'
         yield from _parts(value)
         yield b"}"
     yield b"]}"
@@ -139,11 +143,17 @@ def decode(body: bytes | memoryview) -> Vectors:
         data = value.pop("data")
         full = bool(value["full"])
         first = data[0]["hidden_states"]
-        layers: list[int | None] = [int(la) for la in first] if isinstance(first, dict) else [None]
-        arrays: dict[int | None, list[NDArray[Any]]] = {}
+        positions = [np.array(item["positions"], np.int64).reshape(-1) for item in data]
+        layers: list[Layer] = [_layer(la) for la in first] if isinstance(first, dict) else [None]
+        arrays: dict[Layer, list[NDArray[Any]]] = {}
         for layer in layers:
             found = (item["hidden_states"] if layer is None else item["hidden_states"][str(layer)] for item in data)
             arrays[layer] = [np.array(rows, np.float32) for rows in found]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise InvalidRequest(f"not an answer of hidden states: {error!r}") from error
-    return rebuild(arrays, "float32", full, value)
+    return rebuild(arrays, positions, "float32", full, value)
+
+
+def _layer(key: str) -> int | str:
+    """A layer's key in an object: JSON has no numbers there."""
+    return layer_of(f"hidden_states.{key}") or 0

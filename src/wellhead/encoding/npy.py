@@ -1,7 +1,8 @@
 """NumPy's own file format: one array and nothing else.
 
 ``[n, H]`` for one vector per prompt, ``[rows, H]`` for all rows of one prompt, with a leading axis of layers if layers were
-asked for. bfloat16, which numpy lacks, is tagged as ``<V2`` (as ``ml_dtypes`` writes it): nobody takes it for numbers.
+asked for. bfloat16, which numpy lacks, is tagged as ``<V2`` (as ``ml_dtypes`` writes it): nobody takes it for numbers. It has
+no place for positions, which go beside it as a line of text, see ``positions_line``.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wellhead.encoding.vectors import Vectors, rebuild
+from wellhead.encoding.vectors import Layer, Vectors, rebuild
 from wellhead.errors import InvalidRequest
-from wellhead.types import STORAGE, DType
+from wellhead.types import STORAGE, DType, Positions
 
 MEDIA_TYPE = "application/x-npy"
 _MAGIC = b"\x93NUMPY\x01\x00"
@@ -52,6 +53,23 @@ def header(dtype: DType, shape: tuple[int, ...], size: int | None = None) -> byt
     return _MAGIC + (size - 10).to_bytes(2, "little") + text.ljust(size - 11) + b"\n"
 
 
+def positions_line(positions: list[Positions]) -> str:
+    """Which rows of each prompt: ``;`` between prompts, ``,`` between runs, a run is ``first:stop``, or one number by itself.
+
+    Two prompts, all three rows of the first and rows 4 and 6 of the second: ``0:3;4,6``.
+    """
+    return ";".join(",".join(_runs(at)) for at in positions)
+
+
+def _runs(at: Positions) -> list[str]:
+    ends = [*np.flatnonzero(np.diff(at) != 1).tolist(), len(at) - 1] if len(at) else []
+    runs, first = [], 0
+    for end in ends:
+        runs.append(f"{at[first]}:{at[end] + 1}" if end > first else str(at[first]))
+        first = end + 1
+    return runs
+
+
 def _chunks(head: bytes, vectors: Vectors) -> Iterator[bytes]:
     yield head
     for layer in vectors.layers:
@@ -71,6 +89,6 @@ def decode(body: bytes | memoryview) -> Vectors:
         rows: NDArray[Any] = np.frombuffer(view[start:], STORAGE[dtype]).reshape(head["shape"])
     except (ValueError, KeyError, TypeError, SyntaxError, StopIteration, MemoryError, RecursionError) as error:
         raise InvalidRequest(f"not a .npy of hidden states: {error!r}") from error
-    arrays: dict[int | None, list[NDArray[Any]]]
+    arrays: dict[Layer, list[NDArray[Any]]]
     arrays = {None: list(rows)} if rows.ndim == 2 else {i: list(layer) for i, layer in enumerate(rows)}
-    return rebuild(arrays, dtype, False, {})
+    return rebuild(arrays, None, dtype, False, {})

@@ -3,6 +3,7 @@
 Tensors: ``hidden_states`` (or ``hidden_states.<layer>``) ``[n, H]``, one row per prompt; or, if all rows were asked for, the
 rows of all prompts one after another ``[rows, H]``, with ``offsets`` int64 ``[n + 1]``: prompt i has the rows from
 ``offsets[i]`` to ``offsets[i + 1]``.
+``positions`` (int64) are those of all prompts' rows one after another, with ``position_offsets`` int64 ``[n + 1]`` as above.
 The metadata's ``wellhead`` holds the facts as JSON.
 """
 
@@ -16,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wellhead.encoding.vectors import Vectors, layer_of, rebuild
+from wellhead.encoding.vectors import Layer, Vectors, layer_of, rebuild
 from wellhead.errors import InvalidRequest
-from wellhead.types import STORAGE, DType
+from wellhead.types import STORAGE, DType, Positions
 
 MEDIA_TYPE = "application/vnd.safetensors"
 #: safetensors' names of our dtypes.
@@ -27,21 +28,27 @@ _MOST_HEADER = 64 << 20
 
 
 def encode(vectors: Vectors) -> tuple[int | None, Iterator[bytes]]:
-    """Header, offsets, then rows, layer by layer."""
+    """Header, offsets and positions, then rows, layer by layer."""
     counts = vectors.counts()
     rows, width = sum(counts), vectors.hidden_size
     tensors: dict[str, Any] = {"__metadata__": {"wellhead": json.dumps({**vectors.facts, "full": vectors.full})}}
-    offsets, at = b"", 0
+    whole: dict[str, NDArray[Any]] = {}
     if vectors.full:
-        offsets = np.cumsum([0, *counts], dtype=np.dtype("<i8")).tobytes()
-        at = len(offsets)
-        tensors["offsets"] = {"dtype": "I64", "shape": [len(counts) + 1], "data_offsets": [0, at]}
+        whole["offsets"] = np.cumsum([0, *counts])
+    positions = vectors.positions()
+    whole["position_offsets"] = np.cumsum([0, *map(len, positions)])
+    whole["positions"] = np.concatenate(positions)
+    numbers, at = b"", 0
+    for name, array in whole.items():
+        numbers += array.astype("<i8").tobytes()
+        tensors[name] = {"dtype": "I64", "shape": [len(array)], "data_offsets": [at, len(numbers)]}
+        at = len(numbers)
     size = rows * width * STORAGE[vectors.dtype].itemsize
     for name in vectors.names():
         tensors[name] = {"dtype": DTYPE_NAME[vectors.dtype], "shape": [rows, width], "data_offsets": [at, at + size]}
         at += size
-    head = framed(json.dumps(tensors, separators=(",", ":")).encode()) + offsets
-    return len(head) - len(offsets) + at, _chunks(head, vectors)
+    head = framed(json.dumps(tensors, separators=(",", ":")).encode()) + numbers
+    return len(head) - len(numbers) + at, _chunks(head, vectors)
 
 
 def framed(header: bytes) -> bytes:
@@ -75,7 +82,8 @@ def _decode(view: memoryview) -> Vectors:
     full = bool(facts.pop("full"))
     parts = _parts(data, tensors)
     cuts = np.frombuffer(parts.pop("offsets"), "<i8").tolist() if full else None
-    arrays: dict[int | None, list[NDArray[Any]]] = {}
+    positions = _positions(parts)
+    arrays: dict[Layer, list[NDArray[Any]]] = {}
     dtype: DType = "float32"
     for name, part in parts.items():
         dtype = next(d for d, said in DTYPE_NAME.items() if said == tensors[name]["dtype"])
@@ -84,7 +92,15 @@ def _decode(view: memoryview) -> Vectors:
             raise ValueError(f"offsets that do not divide {len(rows)} rows")
         spans = itertools.pairwise(cuts) if cuts is not None else ()
         arrays[layer_of(name)] = [rows[a:b] for a, b in spans] if cuts is not None else list(rows)
-    return rebuild(arrays, dtype, full, facts)
+    return rebuild(arrays, positions, dtype, full, facts)
+
+
+def _positions(parts: dict[str, memoryview]) -> list[Positions]:
+    """Those of each prompt; takes them out of ``parts``."""
+    cuts, at = (np.frombuffer(parts.pop(name), "<i8").astype(np.int64) for name in ("position_offsets", "positions"))
+    if not len(cuts) or cuts[0] != 0 or cuts[-1] != len(at) or (np.diff(cuts) < 0).any():
+        raise ValueError(f"position_offsets that do not divide {len(at)} positions")
+    return [at[a:b] for a, b in itertools.pairwise(cuts.tolist())]
 
 
 def _parts(data: memoryview, tensors: dict[str, Any]) -> dict[str, memoryview]:

@@ -10,10 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wellhead.errors import InvalidRequest
-from wellhead.types import STORAGE, CaptureMode, DType, HiddenStates, Pooling, narrow
+from wellhead.reductions import FIRST, REDUCTIONS, ROWS
+from wellhead.types import STORAGE, DType, HiddenStates, Positions, narrow, widen
 
 #: Bytes of one row-group: what an encoder holds at once beyond the rows themselves.
 GROUP_BYTES = 1 << 20
+
+Layer = int | str | None
+"""A layer as it was asked for; ``None``: the default one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +30,7 @@ class Vectors:
     """
 
     states: tuple[HiddenStates, ...]
-    layers: tuple[int | None, ...]
+    layers: tuple[Layer, ...]
     dtype: DType
     full: bool
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -39,15 +43,19 @@ class Vectors:
         """Rows of each prompt; 1 where there is one vector."""
         return [len(s.arrays[0]) if self.full else 1 for s in self.states]
 
-    def names(self) -> dict[str, int | None]:
+    def names(self) -> dict[str, Layer]:
         """``hidden_states``, or ``hidden_states.<layer>`` for layers by number."""
         return {"hidden_states" if la is None else f"hidden_states.{la}": la for la in self.layers}
 
-    def cast(self, index: int, layer: int | None) -> NDArray[Any]:
-        """All rows of one prompt and layer, in the storage of ``dtype``."""
-        return self._cast(self.states[index], self.states[index].raw(layer))
+    def positions(self) -> list[Positions]:
+        """Of each prompt, which rows these are, or what was reduced."""
+        return [s.positions for s in self.states]
 
-    def groups(self, layer: int | None, size: int = GROUP_BYTES) -> Iterator[NDArray[Any]]:
+    def cast(self, index: int, layer: Layer) -> NDArray[Any]:
+        """All rows of one prompt and layer, in the storage of ``dtype``."""
+        return self.states[index].stored(layer, self.dtype)
+
+    def groups(self, layer: Layer, size: int = GROUP_BYTES) -> Iterator[NDArray[Any]]:
         """All rows of a layer in order, as contiguous ``[k, H]`` arrays of about ``size`` bytes."""
         most = max(1, size // (self.hidden_size * STORAGE[self.dtype].itemsize))
         held: list[NDArray[Any]] = []
@@ -55,7 +63,8 @@ class Vectors:
         for states in self.states:
             rows = np.atleast_2d(states.raw(layer))
             for at in range(0, len(rows), most):
-                part = self._cast(states, rows[at : at + most])
+                part = rows[at : at + most]
+                part = part if states.dtype == self.dtype else narrow(widen(part, states.dtype), self.dtype)
                 if count + len(part) > most:
                     yield np.concatenate(held)
                     held, count = [], 0
@@ -64,45 +73,59 @@ class Vectors:
         if held:
             yield np.concatenate(held)
 
-    def _cast(self, states: HiddenStates, rows: NDArray[Any]) -> NDArray[Any]:
-        if states.dtype == self.dtype:
-            return rows
-        wide = (rows.astype(np.uint32) << 16).view(np.float32) if states.dtype == "bfloat16" else rows.astype(np.float32)
-        return narrow(wide, self.dtype)
 
+def rebuild(
+    arrays: Mapping[Layer, list[NDArray[Any]]],
+    positions: list[Positions] | None,
+    dtype: DType,
+    full: bool,
+    facts: Mapping[str, Any],
+) -> Vectors:  # fmt: skip
+    """Vectors from what a decoder found: per layer, one array per prompt (views are fine), and the positions of each.
 
-def rebuild(arrays: Mapping[int | None, list[NDArray[Any]]], dtype: DType, full: bool, facts: Mapping[str, Any]) -> Vectors:
-    """Vectors from what a decoder found: per layer, one array per prompt (views are fine)."""
+    ``positions`` is ``None`` where the format has no place for them: all rows from 0 on, or nothing known but one row.
+    """
     layers = tuple(arrays)
     count = len(next(iter(arrays.values()), []))
     prompts = facts.get("prompt_tokens") or [0] * count
-    pooling = facts.get("pooling", "none")
-    if not count or pooling not in ("none", "mean") or not isinstance(prompts, list) or len(prompts) != count:
+    reduce = facts.get("reduce", ROWS if full else FIRST)
+    if not count or reduce not in REDUCTIONS or not isinstance(prompts, list) or len(prompts) != count:
         raise InvalidRequest("the facts about the hidden states do not fit them")
     if any(len(rows) != count or any(r.ndim != (2 if full else 1) for r in rows) for rows in arrays.values()):
         raise InvalidRequest("the hidden states do not have the shape that their facts say")
     states = []
     for i in range(count):
         mine = tuple(arrays[la][i] for la in layers)
-        rows = len(mine[0]) if full else prompts[i]
+        at = positions[i] if positions is not None else np.arange(len(mine[0]) if full else 0, dtype=np.int64)
+        if full and len(at) != len(mine[0]):
+            raise InvalidRequest("the positions of the hidden states do not fit them")
         states.append(
             HiddenStates(
-                mode=CaptureMode.FULL if full else CaptureMode.LAST,
-                pooling=Pooling(pooling),
                 dtype=dtype,
-                layers=tuple(la if la is not None else -1 for la in layers),
+                layers=tuple(la if isinstance(la, int) else -1 for la in layers),
                 arrays=mine,
+                positions=at,
                 prompt_rows=prompts[i],
+                reduce=reduce,
                 asked=None if layers == (None,) else tuple(la for la in layers if la is not None),
-                total_rows=rows,
+                total_rows=_total(facts, i, prompts[i]),
             )
         )
     return Vectors(tuple(states), layers, dtype, full, facts)
 
 
-def layer_of(name: str) -> int | None:
+def _total(facts: Mapping[str, Any], i: int, prompt: int) -> int:
+    """Rows of a prompt and its answer."""
+    made = facts.get("completion_tokens")
+    return prompt + (max(0, int(made[i]) - 1) if isinstance(made, list) and len(made) > i else 0)
+
+
+def layer_of(name: str) -> Layer:
     """The layer in a tensor's or column's name."""
-    head, _, number = name.partition(".")
+    head, _, layer = name.partition(".")
     if head != "hidden_states":
         raise InvalidRequest(f"{name!r} is no name of hidden states")
-    return int(number) if number else None
+    try:
+        return int(layer) if layer else None
+    except ValueError:
+        return layer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import queue
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sized
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sized
 from types import TracebackType
 from typing import Any, Literal
 
@@ -19,11 +19,11 @@ from wellhead.core.assemble import Assembled, assemble
 from wellhead.core.loop import EngineLoop
 from wellhead.errors import InvalidRequest, RequestAborted, WellheadError
 from wellhead.frontends.native import Reply
-from wellhead.requests.normalize import Batch, normalize
-from wellhead.types import DTYPES, DType, HiddenStates, Output, narrow
+from wellhead.requests.normalize import Batch, normalize, reads_of
+from wellhead.types import DTYPES, DType, HiddenStates, Output, Read
 
 ExtractMode = Literal["last", "full", "mean"]
-Extracted = tuple[int, HiddenStates | WellheadError]
+Extracted = tuple[int, HiddenStates | Mapping[str, HiddenStates] | WellheadError]
 
 #: Texts that are tokenised and submitted at once, and requests that may be in flight, in bulk extraction.
 BULK_BATCH = 128
@@ -103,10 +103,13 @@ class Engine:
 
         ``return_hidden_states``: ``False``, ``"last"`` or ``True``, one for all or one per prompt. Further fields are
         those of ``/generate``: ``return_logprob``, ``logprob_start_len``, ``top_logprobs_num``, ``token_ids_logprob``,
-        ``hidden_states_layers``, ``hidden_states_pooling``, ``incremental_hidden_states``, ``rid``, ``timeout``.
+        ``hidden_states_layers``, ``hidden_states_rows``, ``hidden_states_reduce``, ``reads``, ``hidden_states_pooling``,
+        ``hidden_states_token_ids``, ``incremental_hidden_states``, ``rid``, ``timeout``.
 
         ``meta_info["hidden_states"]`` holds float32 numpy arrays: ``"last"`` ``[H]``; ``True`` a list of N entries,
-        the prompt's ``[P, H]`` and one ``[H]`` for each further output token.
+        the prompt's ``[P, H]`` and one ``[H]`` for each further output token; rows by any other words (an object with
+        ``rows``, ``reduce``, ``layers``, see docs/hidden-states.md) ``[k, H]``, or ``[H]`` if reduced; with their
+        ``hidden_states_positions`` beside them. ``meta_info["reads"]`` has the same of each of ``reads``, by name.
 
         Raises ``InvalidRequest`` before anything runs, or the error of the first request that failed.
         """
@@ -207,7 +210,8 @@ class Engine:
     def normalize(self, payload: dict[str, Any]) -> Batch:
         """A payload of ``/generate`` -> validated requests."""
         tokenizer = self._assembled.tokenizer
-        return normalize(payload, self._assembled.limits, tokenizer.encode_batch if tokenizer else _no_tokenizer, self._next_seed)
+        encode, spans = (tokenizer.encode_batch, tokenizer.token_spans) if tokenizer else (_no_tokenizer, None)
+        return normalize(payload, self._assembled.limits, encode, self._next_seed, spans)
 
     def _next_seed(self) -> int:
         return next(self._seeds)
@@ -228,16 +232,26 @@ class Engine:
     def extract(
         self,
         texts: Iterable[str] | Iterable[list[int]],
-        mode: ExtractMode = "last",
+        mode: ExtractMode | None = None,
         *,
-        layers: list[int] | None = None,
+        rows: Any = None,
+        reduce: str | None = None,
+        layers: list[int | str] | None = None,
+        reads: Mapping[str, Mapping[str, Any]] | None = None,
         dtype: DType = "float32",
+        return_positions: bool = False,
         progress: bool = False,
     ) -> Any:
         """Hidden states of texts (or of token id lists), no token generated.
 
-        ``mode``: ``"last"`` -> array ``[n, H]``, the last token's row; ``"mean"`` -> ``[n, H]``, the mean over all rows;
-        ``"full"`` -> a list of arrays ``[tokens_i, H]``. ``layers``: a dict from each layer number to such a result.
+        ``rows``: which rows of each text, in any words of docs/hidden-states.md: ``"last"`` (default), ``"all"``, ``-8``,
+        ``slice(-8, None)``, ``[0, 5]``, ``{"last": 8, "exclude": "special"}``, ... One row -> an array ``[n, H]``; others -> a
+        list of arrays ``[k_i, H]``. ``reduce``: what becomes of them (of all rows, if none are named): ``"mean"``, ``"sum"``,
+        ``"max"``, ``"first"``, ``"weighted_mean"``, ``"mean_sqrt"`` -> ``[n, H]`` (NaN for a text in which no row is wanted).
+        ``mode`` is short for both: ``"last"``, ``"mean"`` (of all rows), ``"full"`` (all of them).
+        ``layers``: a dict from each layer to such a result. ``reads``: several such wishes by name, each an object with
+        ``rows``, ``reduce``, ``layers``, from one pass; a dict of results. ``return_positions``: a pair of the result and, per
+        text, the int64 positions of its rows (by name with ``reads``).
         ``dtype``: ``float32`` and ``float16`` give numpy arrays; ``bfloat16``, which numpy lacks, torch tensors.
 
         Row i belongs to text i. Raises the first error, naming the text by its index.
@@ -245,17 +259,27 @@ class Engine:
         if dtype not in DTYPES:
             raise InvalidRequest(f"dtype must be {', '.join(DTYPES)}, not {dtype!r}", param="dtype")
         items: Any = texts if isinstance(texts, (str, bytes)) else list(texts)
-        found: list[HiddenStates | None] = [None] * len(items)
-        for i, states in self.extract_iter(items, mode, layers=layers, progress=progress):
+        found: list[Mapping[str, HiddenStates]] = [{}] * len(items)
+        wish = {"rows": rows, "reduce": reduce, "layers": layers, "reads": reads}
+        for i, states in self.extract_iter(items, mode, **wish, progress=progress):
             if isinstance(states, WellheadError):
                 raise type(states)(f"text {i}: {states.message}", param=states.param)
-            found[i] = states
-        numbers = layers if layers is not None else [None]
-        results = {layer: self._gather([s for s in found if s is not None], mode, layer, dtype) for layer in numbers}
-        return results if layers is not None else results[None]
+            found[i] = {"": states} if isinstance(states, HiddenStates) else states
+        fields = self._extract_fields(mode, **wish)
+        read_of = {read.name: read for read in reads_of(fields, self._assembled.limits)}
+        results = {name: self._gather([f[name] for f in found], read, dtype) for name, read in read_of.items()}
+        positions = {name: [f[name].positions for f in found] for name in read_of}
+        if reads is None:
+            return (results[""], positions[""]) if return_positions else results[""]
+        return (results, positions) if return_positions else results
 
-    def _gather(self, found: list[HiddenStates], mode: ExtractMode, layer: int | None, dtype: DType) -> Any:
-        if mode == "full":
+    def _gather(self, found: list[HiddenStates], read: Read, dtype: DType) -> Any:
+        if read.asked is not None:
+            return {layer: self._of_layer(found, read, layer, dtype) for layer in read.asked}
+        return self._of_layer(found, read, None, dtype)
+
+    def _of_layer(self, found: list[HiddenStates], read: Read, layer: int | str | None, dtype: DType) -> Any:
+        if not read.vector:
             return [as_dtype(s, layer, dtype) for s in found]
         if dtype == "bfloat16":
             rows = [as_dtype(s, layer, dtype) for s in found]
@@ -268,35 +292,44 @@ class Engine:
     def extract_iter(
         self,
         texts: Iterable[str] | Iterable[list[int]],
-        mode: ExtractMode = "last",
+        mode: ExtractMode | None = None,
         *,
-        layers: list[int] | None = None,
+        rows: Any = None,
+        reduce: str | None = None,
+        layers: list[int | str] | None = None,
+        reads: Mapping[str, Mapping[str, Any]] | None = None,
         progress: bool = False,
     ) -> Iterator[Extracted]:
-        """The same one by one, as they get ready: ``(index, HiddenStates or the error of that text)``.
+        """The same one by one, as they get ready: ``(index, HiddenStates or the error of that text)``; with ``reads`` a dict
+        of ``HiddenStates`` by name.
 
         Any number of texts in bounded memory: only some hundred are in flight at once. A text that cannot be served
         gives an error in its place and the others go on. Options that are wrong for all raise at once.
         """
-        fields = self._extract_fields(mode, layers)
-        self.normalize({"input_ids": [0], **fields})
+        wish = {"rows": rows, "reduce": reduce, "layers": layers, "reads": reads}
+        fields = self._extract_fields(mode, **wish)
+        reads_of(fields, self._assembled.limits)
         if isinstance(texts, (str, bytes)):
             raise InvalidRequest("texts must be a list of texts, not one text", param="texts")
         total = len(texts) if isinstance(texts, Sized) else None
         return self._extract_all(iter(texts), fields, tqdm(desc="extract", unit=" texts", total=total, disable=not progress))
 
     @staticmethod
-    def _extract_fields(mode: ExtractMode, layers: list[int] | None) -> dict[str, Any]:
-        if mode not in ("last", "full", "mean"):
+    def _extract_fields(mode: ExtractMode | None, rows: Any, reduce: Any, layers: Any, reads: Any) -> dict[str, Any]:
+        fields: dict[str, Any] = {"sampling_params": {"max_new_tokens": 0}, "hidden_states_token_ids": True}
+        if mode is not None and mode not in ("last", "full", "mean"):
             raise InvalidRequest(f"mode must be last, full or mean, not {mode!r}", param="mode")
-        fields: dict[str, Any] = {
-            "sampling_params": {"max_new_tokens": 0},
-            "return_hidden_states": {"last": "last", "full": True, "mean": "last"}[mode],
-            "hidden_states_layers": layers,
-        }
-        if mode == "mean":
-            fields["hidden_states_pooling"] = "mean"
-        return fields
+        if reads is not None:
+            if any(value is not None for value in (mode, rows, reduce, layers)):
+                raise InvalidRequest("each of reads says its rows, reduce and layers for itself", param="reads")
+            return {**fields, "reads": reads}
+        if mode is not None and (rows is not None or reduce is not None):
+            raise InvalidRequest("mode is short for rows and reduce: give one or the other", param="mode")
+        fields["hidden_states_layers"] = layers
+        if rows is None and reduce is None:
+            pooling = {"hidden_states_pooling": "mean"} if mode == "mean" else {}
+            return {**fields, "return_hidden_states": True if mode == "full" else "last", **pooling}
+        return {**fields, "hidden_states_rows": rows, "hidden_states_reduce": reduce}
 
     def _extract_all(self, texts: Iterator[Any], fields: dict[str, Any], bar: tqdm[Any]) -> Iterator[Extracted]:
         done: queue.SimpleQueue[Output] = queue.SimpleQueue()
@@ -314,7 +347,7 @@ class Engine:
                 elif index:
                     output = done.get()
                     bar.update()
-                    yield index.pop(output.key), result_of(output)
+                    yield index.pop(output.key), output.reads or result_of(output)
         finally:
             bar.close()
             for key in index:
@@ -356,12 +389,10 @@ def result_of(output: Output) -> HiddenStates | WellheadError:
     return output.hidden_states
 
 
-def as_dtype(states: HiddenStates, layer: int | None, dtype: DType) -> Any:
+def as_dtype(states: HiddenStates, layer: int | str | None, dtype: DType) -> Any:
     """One layer in ``dtype``: numpy for float32 and float16, a torch tensor for bfloat16; no copy where the dtypes agree."""
-    if dtype != "bfloat16":
-        return states.numpy(layer).astype(dtype, copy=False)
-    raw = states.raw(layer) if states.dtype == "bfloat16" else narrow(states.numpy(layer), "bfloat16")
-    return torch.from_numpy(raw).view(torch.bfloat16)
+    stored = states.stored(layer, dtype)
+    return torch.from_numpy(stored).view(torch.bfloat16) if dtype == "bfloat16" else stored
 
 
 def _no_tokenizer(texts: list[str]) -> list[list[int]]:

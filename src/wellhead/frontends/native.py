@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from wellhead.types import HiddenStates, Logprobs, LogprobSpec, Output, Request, Usage
 
 TokenText = Callable[[int], str | None]
 Triple = tuple[float | None, int, str | None]
+
+
+def labelled(states: HiddenStates, encode: Callable[[HiddenStates], Any]) -> dict[str, Any]:
+    """Rows in the form that ``encode`` gives them, which positions they are and, if that was asked for, their tokens."""
+    shown = {"hidden_states": encode(states), "hidden_states_positions": states.positions}
+    return shown if states.token_ids is None else {**shown, "hidden_states_token_ids": states.token_ids}
 
 
 class Reply:
@@ -29,6 +35,7 @@ class Reply:
         self._usage = Usage(request.prompt_tokens)
         self._finish: dict[str, Any] | None = None
         self.hidden_states: HiddenStates | None = None
+        self.reads: Mapping[str, HiddenStates] = {}
         self._rows_sent = 0
 
     @property
@@ -43,6 +50,7 @@ class Reply:
         self.output_ids += output.token_ids
         self._usage = output.usage
         self.hidden_states = output.hidden_states
+        self.reads = output.reads
         if output.output_logprobs is not None:
             self._logprobs.append(output.output_logprobs)
         if output.prompt_logprobs is not None:
@@ -56,9 +64,11 @@ class Reply:
         if self._spec is not None:
             meta |= self._logprob_fields(self._spec)
         if self.hidden_states is not None:
-            meta["hidden_states"] = encode(self.hidden_states)
-            if self.request.capture.incremental and self._finish is not None:
+            meta |= labelled(self.hidden_states, encode)
+            if self._finish is not None and any(read.each for read in self.request.reads):
                 meta["hidden_states_total"] = self.total_entries(self.hidden_states)
+        if self.reads:
+            meta["reads"] = {name: labelled(states, encode) for name, states in self.reads.items()}
         return {"text": self.text, "output_ids": list(self.output_ids), "meta_info": meta}
 
     def summary(self) -> dict[str, Any]:

@@ -8,6 +8,15 @@ from typing import Any
 from wellhead.config import PAGE_SIZES, QUANTIZATIONS
 from wellhead.speculation import Algorithm
 
+
+def layer_name(text: str) -> int | str:
+    """A layer on a command line: a number, or a word."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
 #: flag -> keyword arguments of ``add_argument``. A flag that is not given is not passed on, so defaults live in one place.
 ENGINE_FLAGS: dict[str, dict[str, Any]] = {
     "--tokenizer-path": {"help": "tokenizer folder or file (default: the model's own)"},
@@ -18,7 +27,12 @@ ENGINE_FLAGS: dict[str, dict[str, Any]] = {
     "--context-length": {"type": int, "help": "tokens a sequence may have (default: the model's)"},
     "--return-hidden-states-mode": {"choices": ["off", "last", "full"], "help": "ceiling of the capture mode (default: last)"},
     "--enable-return-hidden-states": {"action": "store_true", "help": "the same as --return-hidden-states-mode full"},
-    "--capture-layers": {"type": int, "nargs": "+", "metavar": "LAYER", "help": "layers that may be asked for (default: -1)"},
+    "--capture-layers": {
+        "type": layer_name,
+        "nargs": "+",
+        "metavar": "LAYER",
+        "help": "layers to be asked for (default: -1)",
+    },
     "--tp-size": {"type": int, "metavar": "N", "help": "processes (on GPUs: devices) that share the model (default: 1)"},
     "--dist-timeout": {"type": int, "metavar": "S", "help": "seconds that these wait for each other (default: 60)"},
     "--max-total-tokens": {"type": int, "help": "tokens in the KV pool"},

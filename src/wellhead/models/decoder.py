@@ -127,11 +127,13 @@ class Decoder:
             mixed = self.attention(layer, self.before_attention(layer, x, packing, kv), packing, kv)
             if layer < last:
                 self.after_attention_(layer, x, mixed)
-        return self.finish(x, mixed, out)
+        return self.finish(x, mixed, tap, out)
 
-    def finish(self, x: torch.Tensor, mixed: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    def finish(self, x: torch.Tensor, mixed: torch.Tensor, tap: Tap, out: torch.Tensor | None) -> torch.Tensor:
         """From the last attention to the final rows, for the tokens ``out`` alone; ``x`` may change."""
         x = after_attention_(self.spec, self.ops, self.blocks[-1], x, mixed, out)
+        if len(self.blocks) + 1 in tap.layers:
+            tap.take(len(self.blocks) + 1, x)
         return self.ops.norm(x, self._final_norm, self.spec.norm_eps)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:

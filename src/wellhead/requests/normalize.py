@@ -5,9 +5,10 @@ Payloads are dicts with SGLang's field names (``/generate`` and ``Engine.generat
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,16 @@ from wellhead.errors import (
     CaptureAboveCeiling,
     CaptureDisabled,
     EmptyPrompt,
+    InternalError,
     InvalidRequest,
     PromptTooLong,
     TokenOutOfRange,
     UnsupportedField,
 )
+from wellhead.reads import CaptureMode, Read, layer_number, layer_word, mode_of, parse_reduce, parse_rows
+from wellhead.reductions import FIRST, ROWS
 from wellhead.requests.sampling import is_finite_number, normalize_sampling
-from wellhead.types import CaptureMode, CaptureSpec, LogprobSpec, Pooling, Request, SamplingParams
+from wellhead.types import LogprobSpec, Pooling, Request, SamplingParams
 
 #: Fields of SGLang's request that this engine does not serve. Refused when they ask for something.
 NOT_SERVED = (
@@ -37,12 +41,14 @@ NOT_SERVED = (
 FIELDS = frozenset(
     {
         "text", "input_ids", "sampling_params", "return_hidden_states", "hidden_states_layers", "hidden_states_pooling",
-        "incremental_hidden_states", "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob",
+        "incremental_hidden_states", "hidden_states_rows", "hidden_states_reduce", "hidden_states_token_ids", "reads",
+        "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob",
         "return_text_in_logprobs", "stream", "rid", "timeout",
     }
 )  # fmt: skip
 
 Encode = Callable[[list[str]], list[list[int]]]
+TokenSpans = Callable[[str], list[tuple[int, int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,7 @@ class Limits:
     config: Resolved
     vocab_size: int
     has_tokenizer: bool
+    special_ids: frozenset[int] = frozenset()
 
     @property
     def pool_tokens(self) -> int:
@@ -75,14 +82,19 @@ def parse_mode(value: Any) -> CaptureMode:
         return CaptureMode.NULL
     if isinstance(value, str) and value == "last":
         return CaptureMode.LAST
-    raise InvalidRequest(f'return_hidden_states must be true, false or "last", not {value!r}', param="return_hidden_states")
+    raise InvalidRequest(
+        f'return_hidden_states must be true, false or "last", or an object with {", ".join(READ_KEYS)}, not {value!r:.80}',
+        param="return_hidden_states",
+    )
 
 
-def normalize(payload: Mapping[str, Any], limits: Limits, encode: Encode, next_seed: Callable[[], int]) -> Batch:
+def normalize(
+    payload: Mapping[str, Any], limits: Limits, encode: Encode, next_seed: Callable[[], int], spans: TokenSpans | None = None
+) -> Batch:
     """Validate a payload and spread it into requests.
 
     ``encode`` turns texts into ids (it may be called from any thread); ``next_seed`` gives seeds to requests that bring
-    none. Raises ``InvalidRequest`` or a child of it, naming the field.
+    none; ``spans`` says which characters of a text its tokens are. Raises ``InvalidRequest`` or a child of it, naming the field.
     """
     _check_fields(payload)
     prompts, single = _prompts(payload, limits, encode)
@@ -90,7 +102,7 @@ def normalize(payload: Mapping[str, Any], limits: Limits, encode: Encode, next_s
     sampling = [
         normalize_sampling(p, limits) for p in _spread(payload, "sampling_params", count, single, default={}, scalar=_is_mapping)
     ]
-    captures = _captures(payload, count, single, limits)
+    reads = _reads(payload, prompts, sampling, single, limits, spans)
     logprobs = _logprobs(payload, count, single, prompts, limits)
     rids = _rids(payload, count, single)
     stream, timeout = _flag(payload, "stream"), _timeout(payload)
@@ -105,7 +117,7 @@ def normalize(payload: Mapping[str, Any], limits: Limits, encode: Encode, next_s
                     rid=rids[i],
                     input_ids=ids,
                     sampling=sampling[i],
-                    capture=captures[i],
+                    reads=reads[i],
                     logprobs=logprobs[i],
                     seed=next_seed() if seed is None else seed + k,
                     stream=stream,
@@ -200,36 +212,172 @@ def _check_length(ids: NDArray[np.int32], params: SamplingParams, limits: Limits
         )
 
 
-def _captures(payload: Mapping[str, Any], count: int, single: bool, limits: Limits) -> list[CaptureSpec]:
+#: Which fields say what is wanted of the rows; each asks for something only if hidden states are asked for.
+READ_FIELDS = (
+    "hidden_states_layers", "hidden_states_pooling", "hidden_states_rows", "hidden_states_reduce", "hidden_states_token_ids",
+    "incremental_hidden_states",
+)  # fmt: skip
+#: What one read says, in ``reads`` or in ``return_hidden_states``.
+READ_KEYS = ("rows", "reduce", "layers")
+MOST_READS = 64
+
+Wished = tuple[Read, tuple[tuple[int, int], ...]]
+"""A read, and the spans of characters that its prompt still has to turn into positions."""
+
+
+def _reads(
+    payload: Mapping[str, Any], prompts: list[NDArray[np.int32]], sampling: list[SamplingParams], single: bool, limits: Limits,
+    spans: TokenSpans | None,
+) -> list[tuple[Read, ...]]:  # fmt: skip
+    """Per prompt, what is wanted of its rows; all of it can be had."""
+    wishes = _wishes(payload, len(prompts), single, limits)
+    cost = max((mode_of([read for read, _ in wish]) for wish in wishes), default=CaptureMode.NULL)
+    check_ceiling(cost, limits.config.ceiling)
+    token_ids = _flag(payload, "hidden_states_token_ids")
+    found = []
+    for i, (wish, prompt, params) in enumerate(zip(wishes, prompts, sampling, strict=True)):
+        reads = tuple(_in_tokens(read, chars, payload, i, single, prompt, spans) if chars else read for read, chars in wish)
+        reads = tuple(replace(read, token_ids=token_ids) for read in reads)
+        for read in reads:
+            read.rows.of(prompt, params.max_new_tokens)
+        found.append(reads)
+    return found
+
+
+def reads_of(payload: Mapping[str, Any], limits: Limits) -> tuple[Read, ...]:
+    """What a payload wants of the rows of any one prompt. Raises ``InvalidRequest`` for what is wrong for all of them."""
+    reads = tuple(read for read, _ in _wishes(payload, 1, True, limits)[0])
+    check_ceiling(mode_of(reads), limits.config.ceiling)
+    return reads
+
+
+def _wishes(payload: Mapping[str, Any], count: int, single: bool, limits: Limits) -> list[list[Wished]]:
     raw = payload.get("return_hidden_states", False)
     values = _spread({"return_hidden_states": raw}, "return_hidden_states", count, single, default=False, scalar=_not_list)
-    modes = [parse_mode(v) for v in values]
-    asked = _layers(payload, limits)
-    pooling = _pooling(payload)
-    incremental = _flag(payload, "incremental_hidden_states")
-    if incremental and not _flag(payload, "stream"):
+    each = _flag(payload, "incremental_hidden_states")
+    if each and not _flag(payload, "stream"):
         raise InvalidRequest("incremental_hidden_states needs stream", param="incremental_hidden_states")
-    wanted = max(modes)
-    if wanted is CaptureMode.NULL:
-        for name in ("hidden_states_layers", "hidden_states_pooling", "incremental_hidden_states"):
+    if payload.get("reads") is not None:
+        return [_named(payload, values, limits)] * count
+    new = {name: payload[name] for name in ("hidden_states_rows", "hidden_states_reduce") if payload.get(name) is not None}
+    if new and all(v is False for v in values):
+        values = [True] * count
+    wishes = [_wish(value, payload, new, limits) for value in values]
+    if not any(wishes):
+        for name in READ_FIELDS:
             if payload.get(name) not in (None, False, "none"):
                 raise InvalidRequest(f"{name} is given, but return_hidden_states asks for none", param=name)
-        return [CaptureSpec()] * count
+    if each and not all(_in_pieces(read) for wish in wishes for read, _ in wish):
+        raise InvalidRequest(
+            "incremental_hidden_states sends rows as they come: it does not go with one row, with a reduction, or with rows "
+            "that are counted from the end of the answer",
+            param="incremental_hidden_states",
+        )
+    return wishes
+
+
+def _in_pieces(read: Read) -> bool:
+    rows = read.rows
+    ends = (rows.start or 0, rows.stop or 0, *(rows.positions or ()), *rows.exclude_positions)
+    return not read.vector and rows.last is None and min(ends) >= 0
+
+
+def _wish(value: Any, payload: Mapping[str, Any], new: Mapping[str, Any], limits: Limits) -> list[Wished]:
+    """One prompt's ``return_hidden_states``, and the fields beside it."""
+    name = "return_hidden_states"
+    if isinstance(value, Mapping) and value:
+        if any(payload.get(field) not in (None, False, "none") for field in READ_FIELDS[:4]):
+            field = next(f for f in READ_FIELDS[:4] if payload.get(f) not in (None, False, "none"))
+            raise InvalidRequest(f"{field} is given, and {name} is an object that says it too", param=field)
+        return [_read(value, name, limits, each=_flag(payload, "incremental_hidden_states"))]
+    mode = parse_mode(value)
+    if mode is CaptureMode.NULL:
+        return []
+    pooling = _pooling(payload)
+    if new and pooling is not Pooling.NONE:
+        raise InvalidRequest(
+            "hidden_states_pooling is the older word for hidden_states_reduce: give one", param="hidden_states_pooling"
+        )
+    said = {key: new[f"hidden_states_{key}"] for key in ("rows", "reduce") if f"hidden_states_{key}" in new}
+    if not said:
+        said = (
+            {"rows": "all", "reduce": "mean"}
+            if pooling is Pooling.MEAN
+            else {"rows": "all" if mode is CaptureMode.FULL else "last"}
+        )
+    elif "rows" not in said:
+        said["rows"] = "all" if mode is CaptureMode.FULL else "last"
+    read, chars = _read(
+        {**said, "layers": payload.get("hidden_states_layers")}, "hidden_states", limits,
+        each=_flag(payload, "incremental_hidden_states"),
+    )  # fmt: skip
+    return [(replace(read, sglang=not new and mode is CaptureMode.FULL), chars)]
+
+
+def _named(payload: Mapping[str, Any], values: list[Any], limits: Limits) -> list[Wished]:
+    """Several reads, by name."""
+    reads = payload["reads"]
+    if any(v is not False for v in values):
+        raise InvalidRequest("reads and return_hidden_states say the same thing: give one", param="reads")
+    for name in (*READ_FIELDS[:4], "incremental_hidden_states"):
+        if payload.get(name) not in (None, False, "none"):
+            raise InvalidRequest(f"{name} is given, but each of reads says it for itself", param=name)
+    if not isinstance(reads, Mapping) or not 1 <= len(reads) <= MOST_READS:
+        raise InvalidRequest(f"reads must be an object of 1 to {MOST_READS} reads by name", param="reads")
+    found = []
+    for name, wish in reads.items():
+        if not isinstance(name, str) or not re.fullmatch(r"[\w.:-]{1,64}", name):
+            raise InvalidRequest(f"reads: {name!r:.80} is no name (1 to 64 letters, digits, . : _ -)", param="reads")
+        if not isinstance(wish, Mapping):
+            raise InvalidRequest(f"reads: {name} must be an object with {', '.join(READ_KEYS)}", param="reads")
+        read, chars = _read(wish, "reads", limits)
+        found.append((replace(read, name=name), chars))
+    return found
+
+
+def _read(wish: Mapping[str, Any], param: str, limits: Limits, *, each: bool = False) -> Wished:
+    """``rows``, ``reduce`` and ``layers`` -> a read. ``param``: the field, or what its fields' names begin with."""
+    unknown = [key for key in wish if key not in READ_KEYS]
+    if unknown:
+        raise InvalidRequest(f"{param} has an unknown key {unknown[0]!r:.80}; there are {', '.join(READ_KEYS)}", param=param)
+    whole = param != "hidden_states"
+    fields = {key: param if whole else f"hidden_states_{key}" for key in READ_KEYS}
+    special = sorted(limits.special_ids) if limits.has_tokenizer else None
+    rows, one, chars = parse_rows("all" if wish.get("rows") is None else wish["rows"], fields["rows"], special)
+    reduce = parse_reduce(wish.get("reduce"), FIRST if one else ROWS, fields["reduce"])
+    asked = _layers(wish.get("layers"), fields["layers"], limits)
     config = limits.config
-    layers = _default_layers(config) if asked is None else tuple(la % (config.layers + 1) for la in asked)
-    specs = [
-        CaptureSpec(mode=m, layers=layers, asked=asked, pooling=pooling, incremental=incremental)
-        if m is not CaptureMode.NULL
-        else CaptureSpec()
-        for m in modes
-    ]
-    check_ceiling(max(s.effective for s in specs), config.ceiling)
-    return specs
+    layers = _default_layers(config) if asked is None else tuple(layer_number(la, config.layers) or 0 for la in asked)
+    return Read(rows, layers, asked, reduce, each=each), chars
+
+
+def _in_tokens(
+    read: Read, chars: tuple[tuple[int, int], ...], payload: Mapping[str, Any], i: int, single: bool, prompt: NDArray[np.int32],
+    spans: TokenSpans | None,
+) -> Read:  # fmt: skip
+    """Spans of characters -> the positions of the tokens that touch them."""
+    text = payload.get("text")
+    if text is None or spans is None:
+        raise InvalidRequest("chars are of a prompt's text, and this prompt came as token ids", param="hidden_states_rows")
+    text = text if single else text[i]
+    if chars[-1][1] > len(text) or any(stop > len(text) for _, stop in chars):
+        raise InvalidRequest(f"chars: the prompt's text has {len(text)} characters", param="hidden_states_rows")
+    offsets = np.array(spans(text), np.int64).reshape(-1, 2)
+    if len(offsets) != len(prompt):
+        raise InternalError(f"{len(offsets)} offsets for {len(prompt)} tokens")
+    inside = np.zeros(len(prompt), bool)
+    for first, stop in chars:
+        inside |= (offsets[:, 0] < stop) & (offsets[:, 1] > first)
+    at = np.flatnonzero(inside)
+    edges = np.flatnonzero(np.diff(at) > 1)
+    starts, stops = [at[0], *at[edges + 1]] if len(at) else [], [*at[edges] + 1, at[-1] + 1] if len(at) else []
+    found = tuple((int(a), int(b)) for a, b in zip(starts, stops, strict=True))
+    return replace(read, rows=replace(read.rows, spans=found))
 
 
 def _default_layers(config: Resolved) -> tuple[int, ...]:
     """The final layer, unless the server does not capture it; then the last that it does."""
-    return (max(config.capture_layers),)
+    return (config.layers if config.layers in config.capture_layers else max(config.capture_layers),)
 
 
 def check_ceiling(mode: CaptureMode, ceiling: CaptureMode) -> None:
@@ -249,28 +397,29 @@ def check_ceiling(mode: CaptureMode, ceiling: CaptureMode) -> None:
     )
 
 
-def _layers(payload: Mapping[str, Any], limits: Limits) -> tuple[int, ...] | None:
-    value = payload.get("hidden_states_layers")
+def _layers(value: Any, param: str, limits: Limits) -> tuple[int | str, ...] | None:
+    """Layers as they were asked for, all of which this engine shows."""
     if value is None:
         return None
     count, config = limits.config.layers, limits.config
     if not isinstance(value, (list, tuple)) or not value:
-        raise InvalidRequest(f"hidden_states_layers must be a list of layer numbers, not {value!r}", param="hidden_states_layers")
+        raise InvalidRequest(f"{param} must be a list of layer numbers, not {value!r:.80}", param=param)
     seen: set[int] = set()
     for layer in value:
-        if isinstance(layer, bool) or not isinstance(layer, int) or not -count - 1 <= layer <= count:
+        number = layer_number(layer, count)
+        if number is None:
             raise InvalidRequest(
-                f"layer {layer!r} is not in {-count - 1} .. {count} (0 = embeddings, {count} or -1 = final)",
-                param="hidden_states_layers",
+                f"layer {layer!r:.80} is not in {-count - 1} .. {count} (0 = embeddings, {count} or -1 = final), nor "
+                f'"L:pre_norm" (before the final norm)',
+                param=param,
             )
-        number = layer % (count + 1)
         if number in seen:
-            raise InvalidRequest(f"layer {layer} is named twice", param="hidden_states_layers")
+            raise InvalidRequest(f"layer {layer} is named twice", param=param)
         if number not in config.capture_layers:
             raise CaptureAboveCeiling(
                 f"layer {layer} is not captured by this server; it was started with --capture-layers "
-                f"{' '.join(map(str, config.capture_layers))}",
-                param="hidden_states_layers",
+                f"{' '.join(str(layer_word(n, count)) for n in config.capture_layers)}",
+                param=param,
             )
         seen.add(number)
     return tuple(value)

@@ -89,6 +89,13 @@ class Tokenizer:
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
+    def token_spans(self, text: str) -> list[tuple[int, int]]:
+        """For each token of ``encode(text)``, the characters ``[from, to)`` of the text that it came from; ``(0, 0)`` for what
+        the tokenizer added. Errors: InvalidRequest."""
+        _check_unicode(text)
+        spans: list[tuple[int, int]] = self._backend.encode_batch([text])[0].offsets
+        return spans
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True) -> str:
         """Text of ids, in one go; broken UTF-8 shows as U+FFFD, and ids that are no tokens show as nothing.
 

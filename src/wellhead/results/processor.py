@@ -1,4 +1,4 @@
-"""StepResult -> Outputs: tokens into sequences, rows into sinks, and the decision to stop.
+"""StepResult -> Outputs: tokens into sequences, rows into readers, and the decision to stop.
 
 Rows are consumed in plan order by explicit counts. If the rows that came are not the rows that were asked for, the whole
 step is refused: a reply must never carry a neighbour's vector.
@@ -44,14 +44,16 @@ def check_rows(plan: Plan, result: StepResult) -> None:
     for row, got in zip(plan.rows, result.rows, strict=True):
         if (bool(row.samples) != bool(got.tokens) and got.finite) or len(got.tokens) > len(row.samples):
             raise InternalError(f"step {plan.number}: {len(row.samples)} draws for {row.key}, {len(got.tokens)} tokens came")
-        due = row.kept(len(got.tokens))
-        for layer in row.layers if due else ():
+        for layer, due in row.kept(len(got.tokens)).items():
             count = len(got.hidden[layer]) if got.hidden is not None and layer in got.hidden else 0
             if count != due:
                 raise InternalError(f"step {plan.number}: {due} rows of layer {layer} expected for {row.key}, {count} came")
-        consumed += due
+            consumed += due
     if consumed != result.produced:
         raise InternalError(f"step {plan.number}: {result.produced} rows were produced, {consumed} consumed")
+
+
+_NO_ROWS: NDArray[Any] = np.empty((0, 0), np.uint16)
 
 
 class Processor:
@@ -63,7 +65,7 @@ class Processor:
         self._decode = decode
 
     def process(self, plan: Plan, result: StepResult, lookup: Lookup) -> list[Output]:
-        """Extend sequences, fill sinks, decide stops; sequences that end are marked DONE for the scheduler to settle."""
+        """Extend sequences, fill readers, decide stops; sequences that end are marked DONE for the scheduler to settle."""
         check_rows(plan, result)
         outputs = []
         for row, got in zip(plan.rows, result.rows, strict=True):
@@ -96,15 +98,17 @@ class Processor:
         return None
 
     def _keep(self, seq: Sequence, row: PlanRow, got: RowResult, tokens: int) -> WellheadError | None:
-        """Give the sink the rows that ``tokens`` valid ones leave, and nothing of what was accepted beyond a stop."""
-        due = row.kept(tokens)
-        if due and seq.sink is not None and got.hidden is not None:
-            rows = {layer: got.hidden[layer][:due] for layer in row.layers}
-            for layer, part in rows.items():
+        """Give the readers the rows that ``tokens`` valid ones leave, and nothing of what was accepted beyond a stop."""
+        if seq.readers:
+            at, rows = {}, {}
+            for layer, due in row.kept(tokens).items():
+                at[layer] = row.keep[layer][:due]
+                rows[layer] = part = got.hidden[layer][:due] if got.hidden is not None and due else _NO_ROWS
                 if not all_finite(part, self._dtype):
-                    where = f"layer {layer}, rows {row.keep[0]} to {row.keep[0] + due - 1}, {self._dtype}"
+                    where = f"layer {layer}, rows {at[layer][0]} to {at[layer][-1]}, {self._dtype}"
                     return NonFinite(f"NaN or infinity in the hidden states of request {seq.request.rid!r} ({where})")
-            seq.sink.write(row.keep[0], rows)
+            for reader in seq.readers:
+                reader.take(at, rows, row.valid_end(tokens), seq.tokens)
         if got.target_logprobs is not None:
             if np.isnan(got.target_logprobs.values).any():
                 return NonFinite(
@@ -149,8 +153,7 @@ class Processor:
     def _finish(self, seq: Sequence, finish: FinishReason, text: str) -> Output:
         seq.phase = Phase.DONE
         rows = seq.length - 1 if seq.generates else seq.prompt_length
-        if seq.sink is not None:
-            seq.sink.cut(rows)
+        states = {reader.read.name: reader.result(rows, seq.tokens) for reader in seq.readers}
         finish, text = self._last_text(seq, finish, text)
         return Output(
             key=seq.key,
@@ -159,18 +162,11 @@ class Processor:
             text=text,
             finish=finish,
             usage=seq.usage(),
-            hidden_states=self._states(seq, rows),
+            hidden_states=states.pop("", None),
+            reads=states,
             prompt_logprobs=self._prompt_logprobs(seq),
             output_logprobs=self._output_logprobs(seq),
         )
-
-    def _states(self, seq: Sequence, rows: int) -> Any:
-        if seq.sink is None:
-            return None
-        states = seq.sink.result()
-        if states.total_rows != rows:
-            raise InternalError(f"{rows} rows are due for {seq.key}, {states.total_rows} were kept")
-        return states
 
     def _last_text(self, seq: Sequence, finish: FinishReason, text: str) -> tuple[FinishReason, str]:
         """The text that was held back. It may complete a stop string, which then is the reason."""
@@ -201,13 +197,16 @@ class Processor:
 
     def _stream(self, seq: Sequence, text: str) -> Output:
         sent, seq.sent_tokens = seq.sent_tokens, seq.length - seq.prompt_length
+        pieces = ((reader.read.name, reader.piece(seq.tokens)) for reader in seq.readers)
+        states = {name: piece for name, piece in pieces if piece is not None}
         return Output(
             key=seq.key,
             rid=seq.request.rid,
             token_ids=tuple(int(t) for t in seq.output[sent:]),
             text=text,
             usage=seq.usage(),
-            hidden_states=seq.sink.piece() if seq.sink is not None else None,
+            hidden_states=states.pop("", None),
+            reads=states,
             output_logprobs=self._output_logprobs(seq),
         )
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from wellhead.capture.tap import RowStore, StepTap, Transfer
+from wellhead.capture.tap import RowStore, StepTap, Transfer, whole_layers
 from wellhead.config import Resolved
 from wellhead.errors import InternalError
 from wellhead.kernels.ops import KVPages, Ops, Packing
@@ -64,6 +64,7 @@ class EagerRunner:
         self._config = config
         spec, ops = decoder.spec, decoder.ops
         self._device = ops.device
+        self._last_layers = frozenset((spec.layers, spec.layers + 1))  # after the final norm, and before it
         self._thread: int | None = None
         spare = 1 if config.decode_graphs or config.prefill_graphs else 0  # a page for rows that fill up a graph's bucket
         self.kv: KVPages = ops.new_kv(
@@ -104,48 +105,57 @@ class EagerRunner:
             if self.rows is not None:
                 self.rows.copy_page(source, target)
         batch = packer.build(plan.rows, self._config.page_size, self._device)
-        kept = [packer.kept_now(row, int(f)) for row, f in zip(plan.rows, batch.first, strict=True)]
         heads = [packer.head_rows(row, int(f)) for row, f in zip(plan.rows, batch.first, strict=True)]
-        wanted = frozenset(layer for row in plan.rows if row.keeps for layer in row.layers)
-        index = packer.concat(kept)
-        tap = StepTap(wanted, self._put(index), self.decoder.ops.dtype, self.rows, batch.packing.slots, self._read)
-        final = self._forward(batch, plan.mode, tap, index, packer.concat(heads)) if batch.tokens else None
+        wanted = packer.gather(plan.rows, batch.first, self._config.page_size)
+        need = self._need(batch.tokens, packer.concat(heads), wanted)
+        tap = self._tap(wanted, need, batch.packing.slots)
+        final = self._forward(batch, plan.mode, tap, need, packer.concat(heads)) if batch.tokens else None
         self.features = tap.features
-        old = [packer.recalled(row, self._config.page_size) for row in plan.rows]
-        moving = self._move(tap, wanted, packer.concat(old))
+        moving = self._move(tap, wanted)
         judged = self._judge(plan, final, [len(h) for h in heads])
         due = [row.kept(len(r.tokens)) for row, r in zip(plan.rows, judged, strict=True)]
-        hidden = _hand_over(plan, moving.arrays(), [len(k) for k in kept], [len(o) for o in old], due)
+        hidden = _hand_over(due, moving.arrays(), wanted)
         rows = (dataclasses.replace(r, hidden=h) for r, h in zip(judged, hidden, strict=True))
-        return StepResult(tuple(rows), sum(due) if wanted else 0)
+        return StepResult(tuple(rows), sum(sum(counts.values()) for counts in due))
 
     def _put(self, array: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
 
+    def _need(self, tokens: int, heads: NDArray[np.int64], wanted: Mapping[int, packer.Gathering]) -> NDArray[np.int64] | None:
+        """The packed tokens whose final rows are needed, ``None`` for all: the last block and the norm work on no others."""
+        last = self._last_layers
+        if not last.isdisjoint(whole_layers(self.rows, self._read)):
+            return None
+        need = np.unique(np.concatenate([heads, *(wanted[layer].now for layer in wanted if layer in last)]))
+        return need if len(need) < tokens else None
+
+    def _tap(self, wanted: Mapping[int, packer.Gathering], need: NDArray[np.int64] | None, slots: torch.Tensor) -> StepTap:
+        index: dict[int, torch.Tensor] = {}
+        for layer, gathering in wanted.items():
+            if len(gathering.now):
+                among = need is not None and layer in self._last_layers
+                index[layer] = self._put(np.searchsorted(need, gathering.now) if among and need is not None else gathering.now)
+        return StepTap(index, self.decoder.ops.dtype, self.rows, slots, self._read)
+
     def _forward(
-        self, batch: packer.Inputs, mode: CaptureMode, tap: StepTap, kept: NDArray[np.int64], heads: NDArray[np.int64]
+        self, batch: packer.Inputs, mode: CaptureMode, tap: StepTap, need: NDArray[np.int64] | None, heads: NDArray[np.int64]
     ) -> torch.Tensor | None:
         """Run the model; leaves rows in the tap and returns the final rows of the tokens at ``heads``."""
-        last = self.decoder.spec.layers
-        shown = last in tap.layers
-        some = [heads, kept] if shown else [heads]
-        need = np.arange(batch.tokens) if last in tap.whole else np.unique(np.concatenate(some))
-        out = None if len(need) == batch.tokens else self._put(need)
+        out = None if need is None else self._put(need)
         if self.graphs is not None:
             final = self.graphs.forward(batch, mode, tap, out)
         else:
             final = self.decoder.final_rows(batch.ids, batch.packing, self.kv, tap, out)
-        if not len(need):
+        if self.decoder.spec.layers in tap.layers:
+            tap.take(self.decoder.spec.layers, final)
+        if not len(heads):
             return None
-        if shown:
-            tap.take_at(last, final, self._put(np.searchsorted(need, kept)))
-        return final.index_select(0, self._put(np.searchsorted(need, heads))) if len(heads) else None
+        return final.index_select(0, self._put(heads if need is None else np.searchsorted(need, heads)))
 
-    def _move(self, tap: StepTap, layers: frozenset[int], slots: NDArray[np.int64]) -> Transfer:
-        """Start bringing rows to the host: of each layer those computed now, and those of earlier steps at ``slots``."""
+    def _move(self, tap: StepTap, wanted: Mapping[int, packer.Gathering]) -> Transfer:
+        """Start bringing rows to the host: of each layer those computed now, and those of earlier steps."""
         parts: dict[Hashable, torch.Tensor] = {(layer, NOW): rows for layer, rows in tap.kept.items()}
-        if len(slots):
-            parts |= {(layer, EARLIER): self._recall(layer, slots) for layer in layers}
+        parts |= {(layer, EARLIER): self._recall(layer, g.slots) for layer, g in wanted.items() if len(g.slots)}
         return Transfer(parts)
 
     def _recall(self, layer: int, slots: NDArray[np.int64]) -> torch.Tensor:
@@ -195,23 +205,23 @@ class EagerRunner:
 
 
 def _hand_over(
-    plan: Plan, rows: dict[Hashable, NDArray[Any]], computed: list[int], recalled: list[int], due: list[int]
+    due: list[dict[int, int]], rows: dict[Hashable, NDArray[Any]], wanted: Mapping[int, packer.Gathering]
 ) -> list[dict[int, NDArray[Any]]]:
-    """Rows of this step and of earlier ones, per plan row. ``computed`` and ``recalled``: how many of each there are;
-    ``due``: how many to hand over, fewer if drafts fell."""
-    hidden: list[dict[int, NDArray[Any]]] = [{} for _ in plan.rows]
-    for layer in sorted({la for row in plan.rows if row.keeps for la in row.layers}):
+    """Rows of this step and of earlier ones, per plan row. ``due``: how many to hand over, fewer if drafts fell."""
+    hidden: list[dict[int, NDArray[Any]]] = [{} for _ in due]
+    for layer, gathering in wanted.items():
         now, past = rows.get((layer, NOW)), rows.get((layer, EARLIER))
         at_now = at_past = 0
-        for i, (row, new, before) in enumerate(zip(plan.rows, computed, recalled, strict=True)):
+        for mine, counts, (before, new) in zip(hidden, due, gathering.counts, strict=True):
+            count = counts.get(layer, 0)
             parts = []
             if past is not None and before:
                 parts.append(past[at_past : at_past + before])
-            if now is not None and new:
-                parts.append(now[at_now : at_now + due[i] - before])
+            if now is not None and count > before:
+                parts.append(now[at_now : at_now + count - before])
             at_now, at_past = at_now + new, at_past + before
-            if parts and layer in row.layers:
-                hidden[i][layer] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            if parts:
+                mine[layer] = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return hidden
 
 

@@ -135,7 +135,8 @@ class DecodeGraph:
             slots=torch.full((size,), self._spare_slot, dtype=torch.int64, device=device),
             decode=True,
         )
-        inner = frozenset(layer for layer in plan.layers if layer < decoder.spec.layers)
+        self._final = decoder.spec.layers
+        inner = frozenset(layer for layer in plan.layers if layer != self._final)
         self._layers = tuple(sorted(inner)) if plan.mode is not CaptureMode.NULL else ()
         p = self._packing
         self._inputs = (self._ids, p.positions, p.starts, p.kv_lens, p.page_table, p.slots, kv.data)
@@ -167,7 +168,7 @@ class DecodeGraph:
         final, *rows = self._replay(*self._inputs)
         for layer, shown in zip(self._layers, rows, strict=True):
             if layer in tap.layers:
-                tap.take(layer, shown[:count])
+                tap.take(layer, shown[:count] if need is None or layer < self._final else shown.index_select(0, need))
         return final[:count].clone() if need is None else final.index_select(0, need)
 
 
@@ -225,7 +226,7 @@ class PrefillGraph:
                 tap.take(layer, x[:count])
             mixed = decoder.attention(layer, q[:count], batch.packing, self._kv)
             if layer == decoder.spec.layers - 1:
-                return decoder.finish(x[:count], mixed, need)
+                return decoder.finish(x[:count], mixed, tap, need)
             self._mixed[:count] = mixed
             x, q = self._pieces[layer](x, self._mixed, self._positions, self._slots, self._kv.data)
         raise InternalError("a model without layers")

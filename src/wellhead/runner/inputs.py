@@ -58,9 +58,8 @@ class Inputs:
         return self.packing.decode
 
 
-def slots_of(row: Run, start: int, end: int, page_size: int) -> NDArray[np.int64]:
-    """Where positions ``start .. end - 1`` of a sequence lie: page * page_size + offset."""
-    positions = np.arange(start, end, dtype=np.int64)
+def slots_of(row: Run, positions: NDArray[np.int64], page_size: int) -> NDArray[np.int64]:
+    """Where positions of a sequence lie: page * page_size + offset."""
     slots: NDArray[np.int64] = row.pages[positions // page_size].astype(np.int64) * page_size + positions % page_size
     return slots
 
@@ -85,32 +84,62 @@ def build(runs: Sequence[Run], page_size: int, device: torch.device) -> Inputs:
     def put(array: NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
 
+    positions = [np.arange(row.start, row.end, dtype=np.int64) for row in active]
     packing = Packing(
-        positions=put(concat([np.arange(row.start, row.end, dtype=np.int64) for row in active])),
+        positions=put(concat(positions)),
         starts=put(starts),
         kv_lens=put(np.array([row.end for row in active], np.int32)),
         page_table=put(table),
-        slots=put(concat([slots_of(row, row.start, row.end, page_size) for row in active])),
+        slots=put(concat([slots_of(row, at, page_size) for row, at in zip(active, positions, strict=True)])),
         decode=bool((counts == 1).all()),
     )
     return Inputs(put(concat([row.tokens.astype(np.int64) for row in active])), packing, first, int(starts[-1]))
 
 
+NOTHING = np.empty(0, np.int64)
+
+
 def concat(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
     """One array of them all, int64, also of none."""
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+    return np.concatenate(parts) if parts else NOTHING
 
 
-def kept_now(row: PlanRow, first: int) -> NDArray[np.int64]:
-    """Packed indices of the rows that are handed over and computed in this step."""
-    low, high = max(row.keep[0], row.start), row.keep[1]
-    return np.arange(low, high, dtype=np.int64) + (first - row.start) if high > low else np.empty(0, np.int64)
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """The rows of a layer that a step hands over, all sequences after one another.
+
+    ``now``: packed indices of those that are computed in it; ``slots`` of those that were computed earlier; ``counts``: how
+    many of these (first) and of those each plan row has.
+    """
+
+    now: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    counts: tuple[tuple[int, int], ...]
 
 
-def recalled(row: PlanRow, page_size: int) -> NDArray[np.int64]:
-    """Slots of the rows that are handed over and were computed earlier."""
-    low, high = row.keep[0], min(row.keep[1], row.start)
-    return slots_of(row, low, high, page_size) if high > low else np.empty(0, np.int64)
+def gather(rows: Sequence[PlanRow], first: NDArray[np.int64], page_size: int) -> dict[int, Gathering]:
+    """By layer; layers that want the same rows share one."""
+    found: dict[int, Gathering] = {}
+    known: dict[tuple[int, ...], Gathering] = {}
+    for layer in sorted({layer for row in rows for layer in row.keep}):
+        key = tuple(id(row.keep.get(layer)) for row in rows)
+        if key not in known:
+            known[key] = _gathering(rows, layer, first, page_size)
+        found[layer] = known[key]
+    return found
+
+
+def _gathering(rows: Sequence[PlanRow], layer: int, first: NDArray[np.int64], page_size: int) -> Gathering:
+    now, slots, counts = [], [], []
+    for row, at in zip(rows, first.tolist(), strict=True):
+        wanted = row.keep.get(layer, NOTHING)
+        cut = int(np.searchsorted(wanted, row.start))
+        if cut:
+            slots.append(slots_of(row, wanted[:cut], page_size))
+        if cut < len(wanted):
+            now.append(wanted[cut:] + (at - row.start))
+        counts.append((cut, len(wanted) - cut))
+    return Gathering(concat(now), concat(slots), tuple(counts))
 
 
 def head_rows(row: PlanRow, first: int) -> NDArray[np.int64]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from wellhead.scheduler.sequence import Sequence
 from wellhead.step import UNKNOWN, PlanRow, SampleSpec
+from wellhead.types import Positions
 
 NO_TOKENS = np.empty(0, np.int32)
 
@@ -34,7 +35,7 @@ class Standing:
         """``row``: what a step that runs now does of it."""
         if row is None:
             return cls(seq.computed, seq.length)
-        return cls(row.end, seq.length + len(row.samples), row.keep[1] if row.keeps else 0)
+        return cls(row.end, seq.length + len(row.samples), row.end)
 
     def left(self, seq: Sequence) -> int:
         """Tokens that may still be generated."""
@@ -58,9 +59,6 @@ def plan_row(seq: Sequence, at: Standing, count: int, eos_ids: tuple[int, ...], 
     request, start, end = seq.request, at.computed, at.computed + count
     assert seq.lease is not None
     draws = end == at.length and seq.generates
-    keep = (end, end)
-    if seq.sink is not None and (end == at.length or request.capture.needs_all_rows):
-        keep = (max(seq.sink.wants(end)[0], at.told), end + len(drafts))
     targets, first = NO_TOKENS, 0
     if seq.targets_done < seq.prompt_length and end > start:
         first = max(seq.targets_done, start + 1)
@@ -72,9 +70,8 @@ def plan_row(seq: Sequence, at: Standing, count: int, eos_ids: tuple[int, ...], 
         tokens=np.concatenate([known, unknown, drafts]),
         start=start,
         pages=seq.lease.table(),
-        mode=request.capture.effective,
-        keep=keep,
-        layers=request.capture.layers,
+        mode=seq.mode,
+        keep=_keep(seq, at.told, end, drafts) if seq.readers else {},
         samples=tuple(_sample(seq, at, drafts[:i], eos_ids) for i in range(len(drafts) + 1)) if draws else (),
         targets=targets if len(targets) else None,
         targets_from=first - 1,
@@ -82,6 +79,22 @@ def plan_row(seq: Sequence, at: Standing, count: int, eos_ids: tuple[int, ...], 
         following=int(seq.tokens[end]) if end < seq.length else -1,
         left=at.left(seq) if draws else 0,
     )
+
+
+def _keep(seq: Sequence, told: int, end: int, drafts: NDArray[np.int32]) -> dict[int, Positions]:
+    """The rows below ``end``, and those of drafts behind it, that any reader wants, layer by layer."""
+    tokens = np.concatenate([seq.tokens[:end], drafts]) if len(drafts) else seq.tokens
+    wanted = [reader.wanted(told, end + len(drafts), tokens) for reader in seq.readers]
+    asking: dict[int, tuple[int, ...]] = {}
+    for i, reader in enumerate(seq.readers):
+        for layer in reader.read.layers if len(wanted[i]) else ():
+            asking[layer] = (*asking.get(layer, ()), i)
+    united = {group: _union([wanted[i] for i in group]) for group in set(asking.values())}
+    return {layer: united[group] for layer, group in asking.items()}
+
+
+def _union(parts: list[Positions]) -> Positions:
+    return parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts))
 
 
 def _sample(seq: Sequence, at: Standing, drafts: NDArray[np.int32], eos_ids: tuple[int, ...]) -> SampleSpec:
@@ -105,5 +118,7 @@ def _sample(seq: Sequence, at: Standing, drafts: NDArray[np.int32], eos_ids: tup
 def foreseeable(seq: Sequence, row: PlanRow) -> bool:
     """Can the next row be planned while this one runs: does it hang on nothing that comes back but the token itself?"""
     if row.samples and (seq.request.sampling.penalised or seq.speculation is not None):
+        return False
+    if any(reader.selection.by_answer for reader in seq.readers):
         return False
     return seq.targets_done >= seq.prompt_length

@@ -23,7 +23,6 @@ from wellhead.config import Resolved
 from wellhead.scheduler.rows import NO_TOKENS, Standing, foreseeable, plan_row
 from wellhead.scheduler.sequence import Phase, Sequence
 from wellhead.step import Plan, PlanRow
-from wellhead.types import CaptureMode
 
 PATIENCE = 16
 LOOKAHEAD = 128
@@ -244,9 +243,11 @@ class Scheduler:
         return queue
 
     def _cacheable(self, seq: Sequence) -> int:
-        """How many leading tokens need not be computed if they are cached: all but those whose rows must pass the head."""
-        needs_head = seq.generates or (seq.request.capture.effective is not CaptureMode.NULL and not self._config.rows_in_pages)
-        limit = seq.length - 1 if needs_head else seq.length
+        """How many leading tokens need not be computed if they are cached: all but those whose rows are still
+        wanted, where none are kept, and those that must pass the head."""
+        limit = seq.length - 1 if seq.generates else seq.length
+        if not self._config.rows_in_pages:
+            limit = min(limit, *(reader.first_needed for reader in seq.readers)) if seq.readers else limit
         if seq.targets_done < seq.prompt_length:
             limit = min(limit, seq.targets_done - 1)
         return limit

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wellhead.cache.space import Lease
-from wellhead.capture.sink import Sink
+from wellhead.capture.readers import Reader
 from wellhead.requests.text import TextStream
 from wellhead.speculative.progress import Progress
 from wellhead.types import Logprobs, Request, Usage
@@ -23,16 +23,16 @@ class Phase(Enum):
 
 
 class Sequence:
-    """Tokens, pages, progress and sink of one request.
+    """Tokens, pages, progress and readers of one request.
 
     ``tokens[:computed]`` have keys in pages. The next token to compute is always ``tokens[computed]``; a sequence
     decodes when only its newest token is uncomputed.
     """
 
     __slots__ = (
-        "_tokens", "arrival", "cached_tokens", "computed", "deadline", "lease", "length", "order", "output_logprobs",
-        "passed_over", "phase", "prompt_logprobs", "request", "retractions", "sent_tokens", "sink", "speculation", "targets_done",
-        "text", "unsent_text",
+        "_tokens", "arrival", "cached_tokens", "computed", "deadline", "lease", "length", "mode", "order", "output_logprobs",
+        "passed_over", "phase", "prompt_logprobs", "readers", "request", "retractions", "sent_tokens", "speculation",
+        "targets_done", "text", "unsent_text",
     )  # fmt: skip
 
     def __init__(
@@ -41,7 +41,7 @@ class Sequence:
         *,
         order: int,
         arrival: float,
-        sink: Sink | None,
+        readers: tuple[Reader, ...],
         text: TextStream | None,
         speculation: Progress | None = None,
     ) -> None:
@@ -53,7 +53,8 @@ class Sequence:
         self.order = order
         self.arrival = arrival
         self.deadline = arrival + request.timeout if request.timeout is not None else None
-        self.sink = sink
+        self.readers = readers
+        self.mode = request.mode
         self.text = text
         self.speculation = speculation
         self.unsent_text: list[str] = []

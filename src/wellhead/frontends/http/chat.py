@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from wellhead.errors import InvalidRequest, PromptTooLong
 from wellhead.frontends.http.admin import naming
-from wellhead.frontends.http.completions import gather, shown_states
+from wellhead.frontends.http.completions import gather
 from wellhead.frontends.http.errors import openai_body
 from wellhead.frontends.http.native import Show, by_request, is_light
 from wellhead.frontends.http.openai_choice import Choice, chat_logprobs, usage_of
@@ -121,7 +121,7 @@ def _whole(running: Running[ChatJob], choices: list[Choice]) -> dict[str, Any]:
     shown = [
         {
             "index": c.index, "message": {"role": "assistant", "content": c.text, "refusal": None},
-            "logprobs": _logprobs(running, c.all_logprobs()), **c.reason(), **shown_states(c.hidden_states, job.show),
+            "logprobs": _logprobs(running, c.all_logprobs()), **c.reason(), **c.shown_states(job.show),
         }
         for c in choices
     ]  # fmt: skip
@@ -158,8 +158,8 @@ async def _events(running: Running[ChatJob], choices: dict[str, Choice]) -> Asyn
             if choice.finish is not None:
                 yield chunk(choice, {}, **choice.reason())
     for choice in choices.values():
-        if choice.hidden_states is not None:
-            states = await off_loop(running.service, is_light(choice.request), partial(job.show, choice.hidden_states))
-            yield chunk(choice, {"hidden_states": states})
+        if choice.hidden_states is not None or choice.reads:
+            states = await off_loop(running.service, is_light(choice.request), partial(choice.shown_states, job.show))
+            yield chunk(choice, states)
     if job.usage:
         yield {**head, "choices": [], "usage": usage_of(list(choices.values()))}

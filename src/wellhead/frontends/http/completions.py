@@ -20,7 +20,7 @@ from wellhead.frontends.http.openai_fields import CALLED, flag, split, wants_usa
 from wellhead.frontends.http.payload import Payload
 from wellhead.frontends.http.respond import answer, event_stream, off_loop, owned
 from wellhead.frontends.http.service import Running, Service, Wish
-from wellhead.types import HiddenStates, Logprobs
+from wellhead.types import Logprobs
 
 OWN = ("model", "prompt", "max_tokens", "logprobs", "echo", "best_of", "stream_options")
 #: OpenAI's default on this route.
@@ -111,17 +111,12 @@ def _whole(running: Running[CompletionJob], choices: list[Choice]) -> dict[str, 
     shown = [
         {
             "index": c.index, "text": (_prompt_text(running, c) if job.echo else "") + c.text, "logprobs": _logprobs(running, c),
-            **c.reason(), **shown_states(c.hidden_states, job.show),
+            **c.reason(), **c.shown_states(job.show),
         }
         for c in choices
     ]  # fmt: skip
     head = {"id": job.id, "object": "text_completion", "created": job.created, "model": running.service.model}
     return {**head, "choices": shown, "usage": usage_of(choices)}
-
-
-def shown_states(states: HiddenStates | None, show: Show) -> dict[str, Any]:
-    """``hidden_states``, only if they were asked for."""
-    return {"hidden_states": show(states)} if states is not None else {}
 
 
 def _prompt_text(running: Running[CompletionJob], choice: Choice) -> str:
@@ -161,10 +156,10 @@ async def _events(running: Running[CompletionJob], choices: dict[str, Choice]) -
             for chunk in stream.chunks(choice, text, logprobs):
                 yield chunk
     for choice in choices.values():
-        if choice.hidden_states is not None:
-            states = await off_loop(running.service, is_light(choice.request), partial(job.show, choice.hidden_states))
+        if choice.hidden_states is not None or choice.reads:
+            states = await off_loop(running.service, is_light(choice.request), partial(choice.shown_states, job.show))
             last = {"index": choice.index, "text": "", "logprobs": None, "finish_reason": None}
-            yield stream.chunk({**last, "hidden_states": states})
+            yield stream.chunk({**last, **states})
     if job.usage:
         yield {**stream.head, "choices": [], "usage": usage_of(list(choices.values()))}
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from wellhead.encoding import base64, json, npy
 from wellhead.encoding.registry import FORMATS, Format, choose
-from wellhead.encoding.vectors import Vectors
+from wellhead.encoding.vectors import Layer, Vectors
 from wellhead.errors import InternalError, InvalidRequest, RequestAborted
 from wellhead.frontends.http.admin import flag, only
 from wellhead.frontends.http.completions import prompt_fields
@@ -22,11 +22,13 @@ from wellhead.frontends.http.payload import Payload
 from wellhead.frontends.http.respond import Streamed, answer, off_loop, owned, pieces
 from wellhead.frontends.http.service import Running, Service, Wish
 from wellhead.frontends.native import Reply
+from wellhead.reads import parse_reduce, parse_rows
+from wellhead.reductions import FIRST, ROWS
 from wellhead.types import DTYPES, DType
 
 FIELDS = (
-    "model", "input", "mode", "layers", "pooling", "dtype", "max_new_tokens", "sampling_params", "hidden_states_format",
-    "return_input_ids", "rid", "timeout",
+    "model", "input", "mode", "layers", "pooling", "rows", "reduce", "dtype", "max_new_tokens", "sampling_params",
+    "hidden_states_format", "return_input_ids", "return_token_ids", "rid", "timeout",
 )  # fmt: skip
 #: The engine's names of fields -> this route's
 CALLED: Mapping[str, str] = MappingProxyType(
@@ -36,9 +38,15 @@ CALLED: Mapping[str, str] = MappingProxyType(
         "return_hidden_states": "mode",
         "hidden_states_layers": "layers",
         "hidden_states_pooling": "pooling",
+        "hidden_states_rows": "rows",
+        "hidden_states_reduce": "reduce",
         "sampling_params.max_new_tokens": "max_new_tokens",
     }
 )
+
+
+#: Beside a .npy, which has no place for them: ``npy.positions_line``. Left out beyond this many characters.
+POSITIONS_HEADER = "X-Hidden-States-Positions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +54,8 @@ class HiddenJob:
     """What the answer must look like. ``dtype``: ``None`` for the rows' own."""
 
     form: Format
-    mode: str
-    layers: tuple[int | None, ...]
-    pooling: str
+    vector: bool
+    layers: tuple[Layer, ...]
     dtype: DType | None
     base64: bool
     generates: bool
@@ -63,25 +70,25 @@ def translator(form: Format) -> Callable[[Service, Payload], Wish[HiddenJob]]:
         service.check_model(payload.get("model"))
         if "input" not in payload:
             raise InvalidRequest("input is missing", param="input")
-        mode, pooling = _mode(payload)
+        native, vector = _wish(payload)
         new = whole(payload, "max_new_tokens", 0, None, 0)
         params = payload.get("sampling_params", {})
         if not isinstance(params, dict) or not {"n", "max_new_tokens"}.isdisjoint(params):
             raise InvalidRequest("sampling_params must be an object without n and max_new_tokens", param="sampling_params")
         shape = prompt_fields(payload["input"], "input")
         if form.media_type == npy.MEDIA_TYPE:
-            npy.check(mode == "full" and pooling == "none", _count(payload["input"]))
-        native: Payload = {
+            npy.check(not vector, _count(payload["input"]))
+        native = {
+            **native,
             **shape,
             "sampling_params": {**params, "max_new_tokens": new},
-            "return_hidden_states": True if mode == "full" and pooling == "none" else "last",
-            **({"hidden_states_pooling": "mean"} if pooling == "mean" else {}),
+            "hidden_states_token_ids": flag(payload, "return_token_ids", False),
             **({"hidden_states_layers": payload["layers"]} if "layers" in payload else {}),
             **{name: payload[name] for name in ("rid", "timeout") if name in payload},
         }
         layers = payload.get("layers")
         job = HiddenJob(
-            form=form, mode=mode, pooling=pooling, dtype=_dtype(payload, form), base64=_base64(payload, form),
+            form=form, vector=vector, dtype=_dtype(payload, form), base64=_base64(payload, form),
             layers=tuple(layers) if isinstance(layers, list) else (None,), generates=bool(new),
             echo_ids=flag(payload, "return_input_ids", False),
         )  # fmt: skip
@@ -90,13 +97,24 @@ def translator(form: Format) -> Callable[[Service, Payload], Wish[HiddenJob]]:
     return translate
 
 
-def _mode(payload: Payload) -> tuple[str, str]:
+def _wish(payload: Payload) -> tuple[Payload, bool]:
+    """What is wanted of the rows, in the engine's fields, and whether that is one vector per prompt and layer."""
     mode, pooling = payload.get("mode", "last"), payload.get("pooling", "none")
     if mode not in ("last", "full", "mean"):
         raise InvalidRequest(f'mode must be "last", "full" or "mean", not {mode!r:.80}', param="mode")
     if pooling not in ("none", "mean"):
         raise InvalidRequest(f'pooling must be "none" or "mean", not {pooling!r:.80}', param="pooling")
-    return ("full", "mean") if mode == "mean" else (mode, pooling)
+    rows, reduce = payload.get("rows"), payload.get("reduce")
+    if rows is None and reduce is None:
+        if pooling == "mean" or mode == "mean":
+            return {"return_hidden_states": "last", "hidden_states_pooling": "mean"}, True
+        return {"return_hidden_states": True if mode == "full" else "last"}, mode == "last"
+    for name in ("mode", "pooling"):
+        if name in payload:
+            raise InvalidRequest(f"{name} is short for rows and reduce: give one or the other", param=name)
+    one = rows is not None and parse_rows(rows, "rows", ())[1]
+    vector = parse_reduce(reduce, FIRST if one else ROWS, "reduce") != ROWS
+    return {"hidden_states_rows": rows, "hidden_states_reduce": reduce}, vector
 
 
 def _dtype(payload: Payload, form: Format) -> DType | None:
@@ -144,7 +162,9 @@ async def _answer(running: Running[HiddenJob]) -> Response:
     if job.base64:
         return await answer(running, await off_loop(running.service, False, lambda: _in_base64(vectors, job.dtype)))
     length, chunks = job.form.encode(vectors)
-    headers = {"Content-Length": str(length)} if length is not None else None
+    headers = {"Content-Length": str(length)} if length is not None else {}
+    if job.form.media_type == npy.MEDIA_TYPE:
+        headers[POSITIONS_HEADER] = npy.positions_line(vectors.positions())
     return Streamed(pieces(running.service, chunks, job.form.name), running, job.form.media_type, headers)
 
 
@@ -157,17 +177,19 @@ def _vectors(running: Running[HiddenJob], replies: list[Reply]) -> Vectors:
         states.append(reply.hidden_states)
     if not states:
         raise InternalError("a batch of no requests")
-    full = job.mode == "full" and job.pooling == "none"
+    full = not job.vector
     return Vectors(tuple(states), job.layers, job.dtype or states[0].dtype, full, _facts(running, replies))
 
 
 def _facts(running: Running[HiddenJob], replies: list[Reply]) -> dict[str, Any]:
     """What goes with the rows: per-prompt lists, in order."""
     job, shown = running.job, [reply.summary() for reply in replies]
+    (read,) = running.batch.requests[0].reads
     facts: dict[str, Any] = {
         "model": running.service.model,
-        "mode": "last" if job.mode == "last" and job.pooling == "none" else "mean" if job.pooling == "mean" else "full",
-        "pooling": job.pooling,
+        "mode": {"rows": "full", "first": "last"}.get(read.reduce, read.reduce),
+        "pooling": "mean" if read.reduce == "mean" else "none",
+        "reduce": read.reduce,
         "layers": None if job.layers == (None,) else list(job.layers),
         "prompt_tokens": [s["prompt_tokens"] for s in shown],
         "cached_tokens": [s["cached_tokens"] for s in shown],
@@ -183,5 +205,9 @@ def _facts(running: Running[HiddenJob], replies: list[Reply]) -> dict[str, Any]:
 
 
 def _in_base64(vectors: Vectors, dtype: DType | None) -> dict[str, Any]:
-    data = [{"index": i, "hidden_states": base64.encode(states, dtype or "float32")} for i, states in enumerate(vectors.states)]
+    data = [
+        {"index": i, "positions": states.positions, "hidden_states": base64.encode(states, dtype or "float32")}
+        | ({} if states.token_ids is None else {"token_ids": states.token_ids})
+        for i, states in enumerate(vectors.states)
+    ]
     return {**vectors.facts, "object": "list", "dtype": dtype or "float32", "full": vectors.full, "data": data}

@@ -41,7 +41,8 @@ def take_format(payload: Payload) -> tuple[Payload, Show]:
             f'hidden_states_dtype must be one of {", ".join(DTYPES)}, with hidden_states_format "base64"',
             param="hidden_states_dtype",
         )
-    if len(rest) < len(payload) and rest.get("return_hidden_states") in (None, False):
+    wishes = ("return_hidden_states", "hidden_states_rows", "hidden_states_reduce", "reads")
+    if len(rest) < len(payload) and all(rest.get(name) in (None, False) for name in wishes):
         raise InvalidRequest(
             "hidden_states_format is given, but return_hidden_states asks for none", param="hidden_states_format"
         )
@@ -61,10 +62,10 @@ def show_base64(dtype: DType) -> Show:
 
 def is_light(request: Request) -> bool:
     """Is the reply of this request small enough to be put together on the event loop?"""
-    spec, capture = request.logprobs, request.capture
+    spec = request.logprobs
     tokens = request.sampling.max_new_tokens + (request.prompt_tokens if spec is not None and spec.start is not None else 0)
     values = tokens * (1 + (spec.top + len(spec.token_ids) if spec is not None else 0))
-    return values <= 2048 and not capture.needs_all_rows and len(capture.layers) <= 4
+    return values <= 2048 and all(read.vector for read in request.reads) and sum(len(r.layers) for r in request.reads) <= 4
 
 
 def translate(service: Service, payload: Payload) -> Wish[NativeJob]:
@@ -113,7 +114,7 @@ async def _events(running: Running[NativeJob]) -> AsyncIterator[dict[str, Any]]:
     while running.open:
         for key, outputs in by_request(await running.take()).items():
             request = running.batch.requests[index[key]]
-            incremental = request.capture.incremental
+            incremental = any(read.each for read in request.reads)
             for part in [[o] for o in outputs] if incremental else [outputs]:
                 if part[-1].error is not None and running.batch.single:
                     raise part[-1].error
@@ -126,7 +127,7 @@ async def _event(running: Running[NativeJob], request: Request, reply: Reply, ou
         if output.error is not None:
             return failed(request, output.error)
         reply.update(output)
-    light = is_light(request) or (reply.hidden_states is None and request.logprobs is None)
+    light = is_light(request) or (reply.hidden_states is None and not reply.reads and request.logprobs is None)
     shown: dict[str, Any] = await off_loop(running.service, light, lambda: reply.to_dict(running.job.show))
     return shown
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from wellhead.frontends.native import labelled
 from wellhead.requests.detokenizer import IncrementalDetokenizer
 from wellhead.requests.tokenizer import Tokenizer
 from wellhead.types import FinishReason, HiddenStates, Logprobs, Output, Request, Usage
@@ -28,6 +29,7 @@ class Choice:
         self.finish: FinishReason | None = None
         self.usage = Usage(request.prompt_tokens)
         self.hidden_states: HiddenStates | None = None
+        self.reads: Mapping[str, HiddenStates] = {}
 
     def take(self, outputs: Sequence[Output]) -> tuple[str, Logprobs | None]:
         """Outputs that came together: their text and logprobs. Raises the error of one that failed."""
@@ -41,6 +43,7 @@ class Choice:
             self.usage = output.usage
             self.finish = output.finish
             self.hidden_states = output.hidden_states
+            self.reads = output.reads
             if output.output_logprobs is not None:
                 new.append(output.output_logprobs)
             if output.prompt_logprobs is not None:
@@ -53,6 +56,11 @@ class Choice:
     def all_logprobs(self) -> Logprobs | None:
         spec = self.request.logprobs
         return Logprobs.join(self.logprobs, spec) if spec is not None else None
+
+    def shown_states(self, show: Callable[[HiddenStates], Any]) -> dict[str, Any]:
+        """Hidden states and what goes with them, only if they were asked for."""
+        shown = labelled(self.hidden_states, show) if self.hidden_states is not None else {}
+        return {**shown, "reads": {k: labelled(v, show) for k, v in self.reads.items()}} if self.reads else shown
 
     def reason(self) -> dict[str, Any]:
         """``finish_reason``, and what matched, as SGLang adds it."""

@@ -28,8 +28,8 @@ SAMPLING: Mapping[str, str] = MappingProxyType(
 
 #: Fields that go to the engine as they are.
 PASSED = (
-    "return_hidden_states", "hidden_states_layers", "hidden_states_pooling", "hidden_states_format", "hidden_states_dtype",
-    "rid", "timeout", "stream",
+    "return_hidden_states", "hidden_states_layers", "hidden_states_pooling", "hidden_states_rows", "hidden_states_reduce",
+    "hidden_states_token_ids", "reads", "hidden_states_format", "hidden_states_dtype", "rid", "timeout", "stream",
 )  # fmt: skip
 
 #: Values that ask for nothing. Any other value of these fields is refused.
