@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from wellhead.errors import InputFileError, InvalidConfig
-from wellhead.frontends.bulk import tables
-from wellhead.frontends.bulk.carry import Carry
-from wellhead.frontends.bulk.inputs import Input, Row, expand
-from wellhead.frontends.bulk.readers import STDIN, kind_of
+from wellhead.frontends.bulk.input import tables
+from wellhead.frontends.bulk.input.carry import Carry
+from wellhead.frontends.bulk.input.inputs import Input, Row, expand
+from wellhead.frontends.bulk.input.readers import STDIN, kind_of
 
 ROWS = [{"text": f"text {i}", "id": f"k{i}", "n": i, "part": i / 4, "good": i % 2 == 0} for i in range(2500)]
 

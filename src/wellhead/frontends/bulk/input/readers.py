@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from wellhead.errors import InputFileError
-from wellhead.frontends.bulk import tables
+from wellhead.frontends.bulk.input import tables
 
 #: Column values by name (only the columns that were asked for are sure to be there), or what is wrong with the row.
 Record = dict[str, Any] | InputFileError

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wellhead.errors import InternalError, InvalidConfig, WellheadError
-from wellhead.frontends.bulk.inputs import Row
-from wellhead.frontends.bulk.manifest import differences
+from wellhead.frontends.bulk.differences import differences
+from wellhead.frontends.bulk.input.inputs import Row
 from wellhead.frontends.bulk.options import Options
-from wellhead.frontends.bulk.order import Done
-from wellhead.frontends.bulk.sources import Usage
-from wellhead.frontends.bulk.worker import About, Answers, Worker
+from wellhead.frontends.bulk.work.order import Done
+from wellhead.frontends.bulk.work.source import Usage
+from wellhead.frontends.bulk.work.worker import About, Answers, Worker
 from wellhead.frontends.cluster import connected
 
 log = logging.getLogger("wellhead")

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from wellhead.errors import InputFileError, InvalidConfig
-from wellhead.frontends.bulk import tables
-from wellhead.frontends.bulk.carry import Carry, CarryType
 from wellhead.frontends.bulk.files import sha256
-from wellhead.frontends.bulk.readers import STDIN, TEXT_KINDS, Record, count, kind_of, records
+from wellhead.frontends.bulk.input import tables
+from wellhead.frontends.bulk.input.carry import Carry, CarryType
+from wellhead.frontends.bulk.input.readers import STDIN, TEXT_KINDS, Record, count, kind_of, records
 
 _BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError)
 #: Rows that are looked at to find the types of carried columns where the file has none.

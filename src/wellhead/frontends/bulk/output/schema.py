@@ -10,9 +10,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from wellhead.errors import InvalidConfig
-from wellhead.frontends.bulk.carry import CarryType
+from wellhead.frontends.bulk.input.carry import CarryType
 from wellhead.frontends.bulk.options import Options
-from wellhead.frontends.bulk.order import Done
+from wellhead.frontends.bulk.work.order import Done
 from wellhead.types import STORAGE, DType, HiddenStates, narrow
 
 #: A group of rows is written when it holds this many bytes, or this many rows.
