@@ -10,12 +10,12 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from wellhead.errors import InternalError, InvalidConfig, WellheadError
 from wellhead.frontends.bulk.differences import differences
-from wellhead.frontends.bulk.input.inputs import Row
+from wellhead.frontends.bulk.input.inputs import NOTHING, Row
 from wellhead.frontends.bulk.options import Options
 from wellhead.frontends.bulk.work.order import Done
 from wellhead.frontends.bulk.work.source import Usage
@@ -176,7 +176,7 @@ class Pool:
 
     def _send(self, place: Place, block: Block) -> None:
         place.blocks.append(block)
-        self._out[place.actor.compute.remote(block.rows)] = place, block
+        self._out[place.actor.compute.remote([replace(row, carried=NOTHING) for row in block.rows])] = place, block
 
     def _wait(self) -> None:
         """Until something is back, or an actor is gone; take what is there."""
