@@ -31,7 +31,7 @@ import numpy as np
 import wellhead as wh
 from wellhead import assets
 from wellhead.frontends.bulk import run as bulk
-from wellhead.frontends.bulk.sources import Local
+from wellhead.frontends.bulk.work.sources import Local
 from wellhead.frontends.cli import build_parser, main
 
 WORDS = ["a", "film", "with", "the", "best", "cast", "of", "its", "year", "and", "no", "plot", "to", "speak", "of", "music"]

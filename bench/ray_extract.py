@@ -31,8 +31,8 @@ import bulk as bulk_bench
 import wellhead as wh
 from wellhead.frontends.bulk import run as bulk
 from wellhead.frontends.bulk.options import Options
-from wellhead.frontends.bulk.pool import open_pool
-from wellhead.frontends.bulk.sources import Local
+from wellhead.frontends.bulk.work.pool import open_pool
+from wellhead.frontends.bulk.work.sources import Local
 from wellhead.frontends.cli import build_parser
 from wellhead.frontends.cluster import connected
 

@@ -33,7 +33,7 @@ LINES = (
 #: The processor works on sequences, which belong to the scheduler's room.
 ALLOWED = {("results", "scheduler.sequence")}
 #: ``wellhead extract --url`` is the client's one caller in the house.
-GUESTS = {("frontends.bulk.sources", "client")}
+GUESTS = {("frontends.bulk.work.sources", "client")}
 #: Apart from the house: these see nothing but what is named here.
 APART = {"client": {"client", "types", "reads", "reductions", "errors", "encoding"}, "assets": {"assets", "errors"}}
 
@@ -92,6 +92,21 @@ def may_import(room: str, other: str) -> bool:
     if target in APART:
         return False
     return target == room or line_of(room) < line_of(target) or (room, other) in ALLOWED
+
+
+def test_the_acts_of_a_bulk_job_follow_each_other() -> None:
+    """Input knows nothing of work, work nothing of output; and no two modules need each other, wherever in a file."""
+    bulk = {name: imports(path) for name, path in modules().items() if name.startswith("frontends.bulk")}
+    acts = ["frontends.bulk.input", "frontends.bulk.work", "frontends.bulk.output"]
+    later = {act: tuple(acts[at + 1 :]) for at, act in enumerate(acts)}
+    assert not [
+        (n, o) for n, others in bulk.items() for act in acts if n.startswith(act) for o in others if o.startswith(later[act])
+    ]
+    left = dict(bulk)
+    while free := [name for name, others in left.items() if not others & left.keys() - {name}]:
+        for name in free:
+            del left[name]
+    assert not left, f"these are in a circle, or behind one: {sorted(left)}"
 
 
 def test_models_see_the_tap_protocol_and_nothing_else_of_capture() -> None:

@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from wellhead.errors import InputFileError, InvalidConfig
-from wellhead.frontends.bulk import tables
-from wellhead.frontends.bulk.carry import Carry
-from wellhead.frontends.bulk.inputs import Input, Row, expand
-from wellhead.frontends.bulk.readers import STDIN, kind_of
+from wellhead.frontends.bulk.input import tables
+from wellhead.frontends.bulk.input.carry import Carry
+from wellhead.frontends.bulk.input.inputs import Input, Row, expand
+from wellhead.frontends.bulk.input.readers import STDIN, kind_of
 
 ROWS = [{"text": f"text {i}", "id": f"k{i}", "n": i, "part": i / 4, "good": i % 2 == 0} for i in range(2500)]
 
@@ -82,12 +82,17 @@ def test_every_kind_from_any_row_on(tmp_path: Path, kind: str, start: int) -> No
 def test_carried_columns_keep_their_types(tmp_path: Path, kind: str) -> None:
     source = opened(write(tmp_path, kind), carry=("n", "part", "good"))
     assert [str(c.type) for c in source.carries] == ["int64", "double", "bool"]
-    assert [r.carried for r in source.rows(0, 4)] == [(0, 0.0, True), (1, 0.25, False), (2, 0.5, True), (3, 0.75, False)]
+    assert [r.carried.to_python() for r in source.rows(0, 4)] == [
+        (0, 0.0, True),
+        (1, 0.25, False),
+        (2, 0.5, True),
+        (3, 0.75, False),
+    ]
 
 
 def test_csv_has_no_types_but_those_that_are_given(tmp_path: Path) -> None:
     source = opened(write(tmp_path, "csv"), carry=("n", "part:float64", "good:bool"))
-    assert next(source.rows(3, None)).carried == ("3", 0.75, False)
+    assert next(source.rows(3, None)).carried.to_python() == ("3", 0.75, False)
 
 
 def test_several_files_are_one_sequence(tmp_path: Path) -> None:
@@ -127,10 +132,14 @@ def test_values_that_do_not_fit_their_column(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     more = [{"text": "t", "id": "x", "n": v} for v in ("no", 1.5, 2**70, None, True)]
     path.write_text("".join(json.dumps(r) + "\n" for r in [*ROWS[:1000], *more]))
-    assert [r.carried if r.error is None else r.error.code for r in opened(path, carry=("n",)).rows(1000, None)] == [
+    assert [r.carried.to_python() if r.error is None else r.error.code for r in opened(path, carry=("n",)).rows(1000, None)] == [
         "input_file_error", "input_file_error", "input_file_error", (None,), "input_file_error",
     ]  # fmt: skip
-    assert [r.carried for r in opened(path, carry=("n:json",)).rows(1000, 1003)] == [('"no"',), ("1.5",), (str(2**70),)]
+    assert [r.carried.to_python() for r in opened(path, carry=("n:json",)).rows(1000, 1003)] == [
+        ('"no"',),
+        ("1.5",),
+        (str(2**70),),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from support.bulk import TEXTS, arguments, column, contents, extract, vectors, write_jsonl
-from wellhead.frontends.bulk import assembly, schema
+from wellhead.frontends.bulk.output import assembly, schema
 from wellhead.frontends.bulk.run import run
 from wellhead.frontends.cli import build_parser, main
 from wellhead.frontends.engine import Engine
@@ -285,7 +285,7 @@ def test_verify_notices_a_vector_that_is_not_the_models(
     kind: str,
     mode: str,
 ) -> None:
-    from wellhead.frontends.bulk import stored
+    from wellhead.frontends.bulk.output import stored
 
     if kind == "npy" and mode == "full":
         return

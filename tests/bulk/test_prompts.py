@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from wellhead.errors import EmptyPrompt, InputFileError, InvalidConfig, PromptTooLong
-from wellhead.frontends.bulk.inputs import Row
+from wellhead.frontends.bulk.input.inputs import Row
+from wellhead.frontends.bulk.input.prompts import Item, Prompt, Prompts
+from wellhead.frontends.bulk.input.template import Template
 from wellhead.frontends.bulk.options import Options, add_arguments
-from wellhead.frontends.bulk.order import BLOCK_TOKENS, WINDOW_PROMPTS, Line, departures, windows
-from wellhead.frontends.bulk.prompts import Item, Prompt, Prompts
-from wellhead.frontends.bulk.template import Template
+from wellhead.frontends.bulk.work.order import BLOCK_TOKENS, WINDOW_PROMPTS, Line, departures, windows
 from wellhead.requests.tokenizer import Tokenizer
 
 

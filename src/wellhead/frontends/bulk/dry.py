@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import time
 
-from wellhead.frontends.bulk.inputs import Input, Row
+from wellhead.frontends.bulk.input.inputs import Input, Row
 from wellhead.frontends.bulk.options import Options
+from wellhead.frontends.bulk.output.schema import Schema
+from wellhead.frontends.bulk.output.spans import shard_range
 from wellhead.frontends.bulk.progress import duration, size
-from wellhead.frontends.bulk.schema import Schema
-from wellhead.frontends.bulk.sources import Local, open_engine
-from wellhead.frontends.bulk.spans import shard_range
+from wellhead.frontends.bulk.work.sources import Local, open_engine
 
 #: Rows that are computed to see how fast it goes, and the seconds after which that is enough.
 TRIAL_ROWS = 256

@@ -8,7 +8,7 @@ from typing import Any
 
 from wellhead.frontends.bulk.files import sha256
 from wellhead.frontends.bulk.options import Options
-from wellhead.frontends.bulk.sources import open_source
+from wellhead.frontends.bulk.work.opening import open_source
 from wellhead.models.locate import locate
 
 #: Read of a weights file: its first and last bytes, and the beginning of every ``_STRIDE`` between them. The header, with

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wellhead.errors import InvalidConfig
-from wellhead.frontends.bulk.carry import Carry
-from wellhead.frontends.bulk.readers import TEXT_KINDS
-from wellhead.frontends.bulk.template import Template
+from wellhead.frontends.bulk.input.carry import Carry
+from wellhead.frontends.bulk.input.readers import TEXT_KINDS
+from wellhead.frontends.bulk.input.template import Template
 from wellhead.frontends.cluster import ADDRESS_HELP, load_ray
 from wellhead.frontends.options import add_engine_arguments, engine_options
 from wellhead.types import DTYPES, DType

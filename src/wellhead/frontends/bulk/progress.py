@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from wellhead.frontends.bulk.sources import Usage
+from wellhead.frontends.bulk.work.source import Usage
 
 #: Seconds between two plain lines.
 EVERY = 60.0

@@ -13,20 +13,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from wellhead.errors import InvalidConfig, WellheadError
-from wellhead.frontends.bulk.assembly import Assembly
+from wellhead.frontends.bulk.differences import differences
 from wellhead.frontends.bulk.dry import dry_run
 from wellhead.frontends.bulk.files import Lock, Reach, nowhere, writing
 from wellhead.frontends.bulk.fingerprint import model_facts
-from wellhead.frontends.bulk.inputs import Input, expand
-from wellhead.frontends.bulk.layout import Layout
-from wellhead.frontends.bulk.manifest import VERSION, Manifest, differences
+from wellhead.frontends.bulk.input.inputs import Input, expand
 from wellhead.frontends.bulk.options import Options
+from wellhead.frontends.bulk.output.assembly import Assembly
+from wellhead.frontends.bulk.output.layout import Layout
+from wellhead.frontends.bulk.output.manifest import VERSION, Manifest
+from wellhead.frontends.bulk.output.schema import Schema
+from wellhead.frontends.bulk.output.single import complete
+from wellhead.frontends.bulk.output.spans import Span, missing, rows_of, shard_range
+from wellhead.frontends.bulk.output.writer import Behind, PartWriter
 from wellhead.frontends.bulk.progress import Progress
-from wellhead.frontends.bulk.schema import Schema
-from wellhead.frontends.bulk.single import complete
-from wellhead.frontends.bulk.sources import Source, open_source
-from wellhead.frontends.bulk.spans import Span, missing, rows_of, shard_range
-from wellhead.frontends.bulk.writer import Behind, PartWriter
+from wellhead.frontends.bulk.work.opening import open_source
+from wellhead.frontends.bulk.work.source import Source
 
 log = logging.getLogger("wellhead")
 

@@ -16,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wellhead.errors import InvalidConfig, OutputFileError
-from wellhead.frontends.bulk.layout import MANIFEST
-from wellhead.frontends.bulk.manifest import Manifest, Part, differences
+from wellhead.frontends.bulk.differences import differences
+from wellhead.frontends.bulk.output.layout import MANIFEST
+from wellhead.frontends.bulk.output.manifest import Manifest, Part
 from wellhead.types import DTYPES, DType, widen
 
 if TYPE_CHECKING:
     from wellhead.frontends.bulk.options import Options
-    from wellhead.frontends.bulk.order import Done
+    from wellhead.frontends.bulk.work.order import Done
 
 #: Of a vector's largest number, where the engine does not promise the same bits in any company.
 TOLERANCE = 1e-2
@@ -137,8 +138,8 @@ class Check:
         self._compare(options, header, rows, chosen)
 
     def _compare(self, options: Options, header: dict[str, Any], rows: Iterator[Any], chosen: dict[int, Any]) -> None:
-        from wellhead.frontends.bulk.schema import Schema
-        from wellhead.frontends.bulk.sources import open_source
+        from wellhead.frontends.bulk.output.schema import Schema
+        from wellhead.frontends.bulk.work.opening import open_source
 
         with open_source(options) as vectors:
             differ = differences(header, {"engine": vectors.facts()}, ("engine",))
@@ -150,7 +151,7 @@ class Check:
         print(f"sample    {len(chosen)} rows computed again and compared {how}")
 
     def _compare_row(self, done: Done, schema: Any, stored: Any, exact: bool) -> None:
-        from wellhead.frontends.bulk.schema import stored as as_stored
+        from wellhead.frontends.bulk.output.schema import stored as as_stored
 
         row = done.item.row.number
         if done.error is not None:
@@ -179,7 +180,7 @@ def _parts(manifest: Manifest) -> list[Part]:
 
 
 def _stored(manifest: Manifest, part: Part) -> Any:
-    from wellhead.frontends.bulk.stored import StoredPart
+    from wellhead.frontends.bulk.output.stored import StoredPart
 
     options = manifest.header["options"]
     paths = [manifest.path.parent / file.path for file in part.files]

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from wellhead.errors import InputFileError
-from wellhead.frontends.bulk import tables
+from wellhead.frontends.bulk.input import tables
+from wellhead.frontends.bulk.input.values import not_text
 
-#: Column values by name (only the columns that were asked for are sure to be there), or what is wrong with the row.
+#: Column values by name (only the columns that were asked for are sure to be there), each of which may be what is wrong with
+#: it; or what is wrong with the row.
 Record = dict[str, Any] | InputFileError
 
 KINDS = {
@@ -44,17 +46,12 @@ def kind_of(path: Path) -> str:
 
 
 def records(path: Path, kind: str, text_column: str, columns: list[str], skip: int = 0) -> Iterator[Record]:
-    """Records from row ``skip`` on, in bounded memory.
+    """Records of a text file from row ``skip`` on, in bounded memory. A line ends at ``\\n`` or ``\\r\\n`` and nowhere else.
 
     Raises ``InputFileError`` if the file cannot be read at all, or has no such column.
     """
-    if kind == "parquet":
-        yield from tables.parquet(path, columns, skip)
-    elif kind == "arrow":
-        yield from tables.arrow(path, columns, skip)
-    else:
-        with opened(path) as file:
-            yield from _text_records(file, path, kind, text_column, columns, skip)
+    with opened(path) as file:
+        yield from _text_records(file, path, kind, text_column, columns, skip)
 
 
 def _text_records(file: IO[bytes], path: Path, kind: str, text_column: str, columns: list[str], skip: int) -> Iterator[Record]:
@@ -92,9 +89,14 @@ def opened(path: Path) -> IO[bytes]:
     return file
 
 
+def _line(raw: bytes) -> bytes:
+    """A line without its end."""
+    return raw[:-1].removesuffix(b"\r") if raw.endswith(b"\n") else raw
+
+
 def _decode(raw: bytes, path: Path, at: int) -> str | InputFileError:
     try:
-        return raw.rstrip(b"\r\n").decode("utf-8-sig" if at == 0 else "utf-8")
+        return _line(raw).decode("utf-8-sig" if at == 0 else "utf-8")
     except UnicodeDecodeError as error:
         return InputFileError(f"{path}:{at + 1}: not UTF-8 (byte {error.start} of the line)")
 
@@ -134,7 +136,17 @@ def _csv(file: IO[bytes], path: Path, delimiter: str, columns: list[str], skip: 
         elif len(row) != len(names or []):
             yield InputFileError(f"{path}:{reader.line_num}: {len(row)} fields; the header has {len(names or [])}")
         else:
-            yield {name: row[place] for name, place in places}
+            yield {name: _cell(name, row[place]) for name, place in places}
+
+
+def _cell(name: str, text: str) -> str | InputFileError:
+    if text.isascii():
+        return text
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return not_text(name)
+    return text
 
 
 def _csv_rows(reader: Any, path: Path) -> Iterator[list[str] | InputFileError]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from wellhead.errors import InvalidConfig
-from wellhead.frontends.bulk.inputs import Input, Row
-from wellhead.frontends.bulk.manifest import Manifest, Part
+from wellhead.frontends.bulk.input.inputs import Input, Row
+from wellhead.frontends.bulk.output.manifest import Manifest, Part
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from wellhead.errors import WellheadError
-from wellhead.frontends.bulk.prompts import Item
+from wellhead.frontends.bulk.input.prompts import Item
 from wellhead.types import HiddenStates
 
 #: A window ends at this many prompts, tokens or bytes of rows, whichever comes first; at most two are in memory.

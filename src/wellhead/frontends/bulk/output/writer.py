@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from wellhead.frontends.bulk.files import FileFacts, Reach, part_of, publish, remove, writing
-from wellhead.frontends.bulk.layout import Layout
-from wellhead.frontends.bulk.manifest import Manifest, Part
 from wellhead.frontends.bulk.options import Format
-from wellhead.frontends.bulk.parts import PartFile, open_part
-from wellhead.frontends.bulk.schema import Group, Schema
+from wellhead.frontends.bulk.output.layout import Layout
+from wellhead.frontends.bulk.output.manifest import Manifest, Part
+from wellhead.frontends.bulk.output.parts import PartFile, open_part
+from wellhead.frontends.bulk.output.schema import Group, Schema
 
 FAILED = pa.schema([(name, pa.int64() if name == "row" else pa.string()) for name in ("row", "id", "code", "message")])
 

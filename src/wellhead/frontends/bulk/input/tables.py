@@ -5,16 +5,29 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from wellhead.errors import InputFileError
+from wellhead.frontends.bulk.input import values
+from wellhead.frontends.bulk.input.carry import Carried, CarryType
 
 #: Rows that are turned into Python objects at once.
 BATCH = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """A row of a table. ``values``: of the columns that prompts and ids are made of, or the error of one; ``carried``: of the
+    others, in Arrow; or the first error among them."""
+
+    values: dict[str, Any]
+    carried: Carried | InputFileError
 
 
 @contextmanager
@@ -42,28 +55,58 @@ def count(path: Path, kind: str) -> int:
         return sum(batch.num_rows for batch in _batches(path))
 
 
-def parquet(path: Path, columns: list[str], skip: int) -> Iterator[dict[str, Any]]:
-    """Rows from ``skip`` on; row groups before it are not read."""
+def rows(path: Path, kind: str, columns: list[str], carries: tuple[CarryType, ...], skip: int) -> Iterator[TableRow]:
+    """Rows from ``skip`` on; what lies before it is read as little as the format allows."""
+    wanted = list(dict.fromkeys([*columns, *(carry.name for carry in carries)]))
     with _readable(path):
-        file = pq.ParquetFile(path)
-        check(path, columns, file.schema_arrow.names)
-        groups = list(range(file.num_row_groups))
-        while groups and skip >= file.metadata.row_group(groups[0]).num_rows:
-            skip -= file.metadata.row_group(groups.pop(0)).num_rows
-        for batch in file.iter_batches(batch_size=BATCH, row_groups=groups, columns=columns):
-            if skip < batch.num_rows:
-                yield from batch.slice(skip).to_pylist()
-            skip = max(0, skip - batch.num_rows)
+        for batch in _parquet(path, wanted, skip) if kind == "parquet" else _arrow(path, wanted, skip):
+            yield from _rows(batch, columns, carries)
 
 
-def arrow(path: Path, columns: list[str], skip: int) -> Iterator[dict[str, Any]]:
-    """Rows from ``skip`` on of an IPC file or stream, memory-mapped."""
+def _rows(batch: Any, columns: list[str], carries: tuple[CarryType, ...]) -> Iterator[TableRow]:
+    read = [values.read(batch.column(name), name) for name in columns]
+    arrays, faults = [], dict[int, InputFileError]()
+    for carry in carries:
+        array, wrong = carry.column(batch.column(carry.name))
+        arrays.append(array)
+        faults = {**wrong, **faults}
+    kept = tuple(arrays)
+    sizes = sum((values.sizes(array) for array in kept), np.zeros(batch.num_rows, np.int64)).tolist()
+    for at, found in enumerate(zip(*read, strict=True)):
+        yield TableRow(dict(zip(columns, found, strict=True)), faults.get(at) or Carried(kept, at, sizes[at]))
+
+
+def _parquet(path: Path, columns: list[str], skip: int) -> Iterator[Any]:
+    """Batches from row ``skip`` on; row groups before it are not read."""
+    file = pq.ParquetFile(path)
+    check(path, columns, file.schema_arrow.names)
+    groups = list(range(file.num_row_groups))
+    while groups and skip >= file.metadata.row_group(groups[0]).num_rows:
+        skip -= file.metadata.row_group(groups.pop(0)).num_rows
+    for batch in file.iter_batches(batch_size=BATCH, row_groups=groups, columns=columns):
+        if skip < batch.num_rows:
+            yield batch.slice(skip)
+        skip = max(0, skip - batch.num_rows)
+
+
+def _arrow(path: Path, columns: list[str], skip: int) -> Iterator[Any]:
+    """Batches from row ``skip`` on of an IPC file or stream, memory-mapped."""
+    for batch in _batches(path):
+        check(path, columns, batch.schema.names)
+        for at in range(skip, batch.num_rows, BATCH):
+            yield batch.select(columns).slice(at, BATCH)
+        skip = max(0, skip - batch.num_rows)
+
+
+def fits(path: Path, kind: str, column: str, target: Any) -> bool:
+    """Whether every value of a column is a value of another type."""
     with _readable(path):
-        for batch in _batches(path):
-            check(path, columns, batch.schema.names)
-            for at in range(skip, batch.num_rows, BATCH):
-                yield from batch.select(columns).slice(at, BATCH).to_pylist()
-            skip = max(0, skip - batch.num_rows)
+        for batch in _parquet(path, [column], 0) if kind == "parquet" else _arrow(path, [column], 0):
+            try:
+                values.spelt_out(batch.column(column)).cast(target)
+            except values.UNREADABLE:
+                return False
+    return True
 
 
 def _batches(path: Path) -> Iterator[Any]:

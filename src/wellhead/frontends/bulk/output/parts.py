@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from wellhead.encoding import npy, safetensors
 from wellhead.frontends.bulk.files import part_of, publish, remove
 from wellhead.frontends.bulk.options import Format
-from wellhead.frontends.bulk.schema import Group, Schema
+from wellhead.frontends.bulk.output.schema import Group, Schema
 from wellhead.types import STORAGE, DType
 
 _NPY_HEADER = 128

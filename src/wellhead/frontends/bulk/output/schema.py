@@ -10,9 +10,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from wellhead.errors import InvalidConfig
-from wellhead.frontends.bulk.carry import CarryType
+from wellhead.frontends.bulk.input.carry import Carried, CarryType, gathered
 from wellhead.frontends.bulk.options import Options
-from wellhead.frontends.bulk.order import Done
+from wellhead.frontends.bulk.work.order import Done
 from wellhead.types import STORAGE, DType, HiddenStates, narrow
 
 #: A group of rows is written when it holds this many bytes, or this many rows.
@@ -111,7 +111,7 @@ class Group:
     schema: Schema
     rows: list[int] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
-    carried: list[tuple[Any, ...]] = field(default_factory=list)
+    carried: list[Carried] = field(default_factory=list)
     cut: list[tuple[int, ...]] = field(default_factory=list)
     token_ids: list[tuple[NDArray[np.int32], ...]] = field(default_factory=list)
     texts: list[tuple[str, ...]] = field(default_factory=list)
@@ -142,13 +142,13 @@ class Group:
             rows = stored(done.states[column.template], column.layer, schema.dtype)
             self.vectors.setdefault(column.name, []).append(rows)
             self.bytes += rows.nbytes
-        self.bytes += len(row.id) + sum(len(v) if isinstance(v, (str, bytes)) else 8 for v in row.carried)
+        self.bytes += len(row.id) + row.carried.size
 
     def facts(self) -> list[pa.Array]:
         """The columns of ``Schema.facts``."""
         schema = self.schema
         columns = [pa.array(self.rows, pa.int64()), pa.array(self.ids, pa.string())]
-        columns += [pa.array([values[i] for values in self.carried], c.type) for i, c in enumerate(schema.carries)]
+        columns += [gathered(self.carried, i, c.type) for i, c in enumerate(schema.carries)]
         columns += [pa.array([cuts[t] for cuts in self.cut], pa.int32()) for t in range(len(schema.cut))]
         columns += [pa.array([ids[t] for ids in self.token_ids], pa.list_(pa.int32())) for t in range(len(schema.token_ids))]
         return columns + [pa.array([texts[t] for texts in self.texts], pa.string()) for t in range(len(schema.texts))]

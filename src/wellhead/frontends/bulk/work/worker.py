@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from wellhead.errors import WellheadError
-from wellhead.frontends.bulk.inputs import Row
+from wellhead.frontends.bulk.input.inputs import Row
+from wellhead.frontends.bulk.input.prompts import Item, Prompt
 from wellhead.frontends.bulk.options import Options
-from wellhead.frontends.bulk.order import Done
-from wellhead.frontends.bulk.prompts import Item, Prompt
-from wellhead.frontends.bulk.sources import Local, Usage, open_engine
+from wellhead.frontends.bulk.work.order import Done
+from wellhead.frontends.bulk.work.source import Usage
+from wellhead.frontends.bulk.work.sources import Local, open_engine
 from wellhead.frontends.cluster import own_share
 from wellhead.types import HiddenStates
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from wellhead.frontends.bulk.options import Options
-from wellhead.frontends.bulk.order import Done
-from wellhead.frontends.bulk.schema import Group, Schema
-from wellhead.frontends.bulk.spans import Span
-from wellhead.frontends.bulk.writer import Behind, Failed, PartWriter, Tally
+from wellhead.frontends.bulk.output.schema import Group, Schema
+from wellhead.frontends.bulk.output.spans import Span
+from wellhead.frontends.bulk.output.writer import Behind, Failed, PartWriter, Tally
+from wellhead.frontends.bulk.work.order import Done
 
 #: A part ends when its vectors have this many bytes, or with this many rows, unless ``--rows-per-part`` says how many.
 PART_BYTES = 64 << 20

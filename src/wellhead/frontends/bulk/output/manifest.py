@@ -24,10 +24,6 @@ from wellhead.errors import OutputFileError
 from wellhead.frontends.bulk.files import FileFacts, part_of, publish
 
 VERSION = 1
-#: What must be the same for a job to be gone on with.
-COMPARED = ("options", "input", "model", "engine", "columns")
-#: Of a file: what may differ in a copy of it.
-_CIRCUMSTANCES = ("mtime_ns",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,28 +143,3 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise OutputFileError(f"{path}:{number + 1}: damaged; use --overwrite to begin anew")
     return record
-
-
-def differences(old: dict[str, Any], new: dict[str, Any], names: tuple[str, ...] = COMPARED) -> list[str]:
-    """What makes two headers different jobs, as ``name: was old, is new``."""
-    found: list[str] = []
-    for name in names:
-        _compare(name, old.get(name), new.get(name), found)
-    return found
-
-
-def _compare(name: str, old: Any, new: Any, found: list[str]) -> None:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in dict.fromkeys([*old, *new]):
-            if key not in _CIRCUMSTANCES:
-                _compare(f"{name}.{key}", old.get(key), new.get(key), found)
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for i, (a, b) in enumerate(zip(old, new, strict=True)):
-            _compare(f"{name}[{i}]", a, b, found)
-    elif old != new:
-        found.append(f"{name}: was {_short(old)}, is {_short(new)}")
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 120 else text[:117] + "..."

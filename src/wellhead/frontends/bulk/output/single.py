@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from wellhead.frontends.bulk.files import FileFacts, Reach, publish, remove
-from wellhead.frontends.bulk.layout import Layout
-from wellhead.frontends.bulk.manifest import Manifest
-from wellhead.frontends.bulk.parts import NpyPart, ParquetFile
-from wellhead.frontends.bulk.writer import write_failed
+from wellhead.frontends.bulk.output.layout import Layout
+from wellhead.frontends.bulk.output.manifest import Manifest
+from wellhead.frontends.bulk.output.parts import NpyPart, ParquetFile
+from wellhead.frontends.bulk.output.writer import write_failed
 
 _NPY_ROWS = 4096
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from wellhead.errors import InputFileError, PromptTooLong, WellheadError
-from wellhead.frontends.bulk.inputs import Row
+from wellhead.frontends.bulk.input.inputs import Row
+from wellhead.frontends.bulk.input.template import Template
 from wellhead.frontends.bulk.options import Options
-from wellhead.frontends.bulk.template import Template
 
 #: Rows that are tokenised at once.
 BATCH = 128

@@ -1,18 +1,17 @@
-"""Where vectors come from: an engine in this process, a pool of engines, or a server."""
+"""Where vectors come from: an engine in this process, or a server."""
 
 from __future__ import annotations
 
-import contextlib
 import queue
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from wellhead.errors import EngineClosed, InvalidConfig, Overloaded, WellheadError
-from wellhead.frontends.bulk.inputs import Row
+from wellhead.frontends.bulk.input.inputs import Row
+from wellhead.frontends.bulk.input.prompts import Prompts
 from wellhead.frontends.bulk.options import Options
-from wellhead.frontends.bulk.order import Done, Line, Slot, departures, windows
-from wellhead.frontends.bulk.prompts import Prompts
+from wellhead.frontends.bulk.work.order import Done, Line, Slot, departures, windows
+from wellhead.frontends.bulk.work.source import Usage
 from wellhead.types import STORAGE, Output
 
 if TYPE_CHECKING:
@@ -21,52 +20,6 @@ if TYPE_CHECKING:
 
 #: What an engine says of itself that decides the bits of a vector.
 DECIDING = ("architecture", "dtype", "quantization", "device", "page_size", "tp_size", "kernels", "batch_invariant")
-
-
-@dataclass(slots=True)
-class Usage:
-    """Tokens of the prompts that are through, and how many of them came from the prefix cache."""
-
-    tokens: int = 0
-    cached: int = 0
-
-
-class Source(Protocol):
-    """Vectors of ``hidden_size`` numbers. ``usage``: of the rows that are through."""
-
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def usage(self) -> Usage: ...
-
-    def facts(self) -> dict[str, Any]:
-        """What of the engine decides the bits of a vector, as JSON has it."""
-        ...
-
-    def extract(self, rows: Iterator[Row]) -> Iterator[Done]:
-        """Every row, in order."""
-        ...
-
-
-@contextlib.contextmanager
-def open_source(options: Options) -> Iterator[Source]:
-    """What the options name. Raises what keeps it from starting, or from doing what is asked."""
-    if options.ray is not None:
-        from wellhead.frontends.bulk.pool import open_pool
-
-        with open_pool(options) as pool:
-            yield pool
-        return
-    if options.url is None:
-        with open_engine(options) as engine:
-            yield Local(engine, options)
-        return
-    try:
-        from wellhead.client import Client
-    except ImportError as missing:
-        raise InvalidConfig(f"--url needs more packages ({missing.name}): pip install 'wellhead[client]'", param="url") from None
-    with Client(options.url, api_key=options.api_key) as client:
-        yield Remote(client, options)
 
 
 def open_engine(options: Options) -> Engine:
@@ -164,6 +117,16 @@ def _fields(options: Options) -> dict[str, Any]:
         "hidden_states_layers": None if options.layers is None else list(options.layers),
     }
     return {**fields, "hidden_states_pooling": "mean"} if options.mode == "mean" else fields
+
+
+def open_client(options: Options) -> Client:
+    """A client of the server at ``--url``; ``Remote`` extracts with it. Raises ``InvalidConfig`` without its packages."""
+    try:
+        from wellhead.client import Client
+    except ImportError as missing:
+        raise InvalidConfig(f"--url needs more packages ({missing.name}): pip install 'wellhead[client]'", param="url") from None
+    assert options.url is not None
+    return Client(options.url, api_key=options.api_key)
 
 
 class Remote:

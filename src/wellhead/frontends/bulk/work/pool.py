@@ -10,16 +10,16 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from wellhead.errors import InternalError, InvalidConfig, WellheadError
-from wellhead.frontends.bulk.inputs import Row
-from wellhead.frontends.bulk.manifest import differences
+from wellhead.frontends.bulk.differences import differences
+from wellhead.frontends.bulk.input.inputs import NOTHING, Row
 from wellhead.frontends.bulk.options import Options
-from wellhead.frontends.bulk.order import Done
-from wellhead.frontends.bulk.sources import Usage
-from wellhead.frontends.bulk.worker import About, Answers, Worker
+from wellhead.frontends.bulk.work.order import Done
+from wellhead.frontends.bulk.work.source import Usage
+from wellhead.frontends.bulk.work.worker import About, Answers, Worker
 from wellhead.frontends.cluster import connected
 
 log = logging.getLogger("wellhead")
@@ -176,7 +176,7 @@ class Pool:
 
     def _send(self, place: Place, block: Block) -> None:
         place.blocks.append(block)
-        self._out[place.actor.compute.remote(block.rows)] = place, block
+        self._out[place.actor.compute.remote([replace(row, carried=NOTHING) for row in block.rows])] = place, block
 
     def _wait(self) -> None:
         """Until something is back, or an actor is gone; take what is there."""
