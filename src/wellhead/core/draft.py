@@ -12,7 +12,8 @@ from wellhead.models.decoder import Decoder
 from wellhead.models.draft import StandaloneDraft
 from wellhead.models.eagle import Eagle3Draft, EagleDraft
 from wellhead.models.eagle_files import EagleFiles, eagle_spec
-from wellhead.models.locate import load_spec, locate, read_json
+from wellhead.models.json_file import read_json
+from wellhead.models.locate import load_spec, locate
 from wellhead.models.spec import ModelSpec
 from wellhead.models.weights import checkpoint_dtype, open_weights
 from wellhead.runner.speculative import Draft

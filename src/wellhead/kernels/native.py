@@ -7,14 +7,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from wellhead.config import PAGE_SIZES
 from wellhead.errors import InvalidConfig
 from wellhead.kernels import build, fakes
 from wellhead.kernels.int8 import rounded, widened
-from wellhead.kernels.ops import Activation, KVPages, Packed, Packing, Peak
+from wellhead.kernels.ops import KVPages, Packed, Packing, Peak
 from wellhead.kernels.plain import SUPPORTED, check_glu, check_weights
+from wellhead.types import Activation
 
 BLOCK = 32  # columns of a packed block; kCols of csrc/numbers.h
-PAGE_SIZES = (16, 32, 64, 128)
 LARGEST_INT8 = 65536  # inputs of an int8 product: 255 * 127 * this is what 32 bits hold
 
 

@@ -14,11 +14,11 @@ K key-value heads, B page size, F inner size of the MLP.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 
-Activation = Literal["silu", "gelu_tanh"]
+from wellhead.types import Activation
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 
 from wellhead.errors import InvalidConfig
 from wellhead.kernels.int8 import product, rounded, widened
-from wellhead.kernels.ops import Activation, KVPages, Packed, Packing, Peak
+from wellhead.kernels.ops import KVPages, Packed, Packing, Peak
+from wellhead.types import Activation
 
 SUPPORTED = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -25,8 +25,8 @@ import torch
 
 from wellhead.errors import UnsupportedModel, WeightsError
 from wellhead.models.fields import Fields, refuse_what_no_family_has
+from wellhead.models.json_file import read_json
 from wellhead.models.llama import llama
-from wellhead.models.locate import read_json
 from wellhead.models.names import layer_tensors
 from wellhead.models.spec import ModelSpec
 from wellhead.models.weights import Handle, open_shard, shards

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from wellhead.errors import UnsupportedModel
+from wellhead.types import Activation, DType
 
-Activation = Literal["silu", "gelu_tanh"]
-DType = Literal["float32", "bfloat16", "float16"]
 RopeKind = Literal["default", "linear", "llama3", "yarn", "dynamic"]
 
 

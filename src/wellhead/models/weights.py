@@ -13,9 +13,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from wellhead.errors import UnsupportedModel, WeightsError
-from wellhead.models.locate import read_json
+from wellhead.models.json_file import read_json
 from wellhead.models.names import EMBEDDING, HEAD, expected_tensors
-from wellhead.models.spec import DType, ModelSpec
+from wellhead.models.spec import ModelSpec
+from wellhead.types import DType
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
