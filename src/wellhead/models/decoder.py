@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from wellhead.errors import InternalError
 from wellhead.kernels.ops import KVPages, Ops, Packed, Packing
 from wellhead.models.names import EMBEDDING, FINAL_NORM, HEAD
 from wellhead.models.rope import rope_table
@@ -111,7 +112,12 @@ class Decoder:
         self.embedding = load.pack(EMBEDDING)
         self.blocks = [load.block(f"model.layers.{i}.", i, ropes) for i in range(spec.layers)]
         self._final_norm = load.norm(FINAL_NORM)
-        self.head = self.embedding if spec.tied_head else load.pack(HEAD)
+        self.head = self._head(load)
+
+    def _head(self, load: Loader) -> Packed | None:
+        if not self.spec.has_head:
+            return None
+        return self.embedding if self.spec.tied_head else load.pack(HEAD)
 
     def final_rows(self, ids: torch.Tensor, packing: Packing, kv: KVPages, tap: Tap, out: torch.Tensor | None) -> torch.Tensor:
         """Run the packed tokens ``ids`` (int64 ``[T]``) through all blocks, writing their keys and values.
@@ -151,7 +157,9 @@ class Decoder:
         after_attention_(self.spec, self.ops, self.blocks[layer], x, mixed)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """Final rows ``[k, H]`` -> logits, float32 ``[k, vocab_size]``."""
+        """Final rows ``[k, H]`` -> logits, float32 ``[k, vocab_size]``. Raises InternalError for a model without a head."""
+        if self.head is None:  # requests that need one are refused at the door
+            raise InternalError(f"{self.spec.architecture} has no LM head")
         logits = self.ops.linear(rows, self.head)
         cap = self.spec.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap

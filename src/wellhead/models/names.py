@@ -10,12 +10,12 @@ FINAL_NORM = "model.norm.weight"
 
 
 def expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Every tensor that the decoder reads, with its shape (matrices are ``[out, in]``); no head when it is tied."""
+    """Every tensor that the decoder reads, with its shape (matrices are ``[out, in]``); no head when it is tied or absent."""
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, spec.hidden_size)}
     for layer in range(spec.layers):
         shapes.update({f"model.layers.{layer}.{name}": shape for name, shape in layer_tensors(spec).items()})
     shapes[FINAL_NORM] = (spec.hidden_size,)
-    if not spec.tied_head:
+    if spec.has_head and not spec.tied_head:
         shapes[HEAD] = (spec.vocab_size, spec.hidden_size)
     return shapes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from wellhead.errors import UnsupportedModel
@@ -22,6 +23,17 @@ FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "Qwen3ForCausalLM": qwen3,
     "Gemma3ForCausalLM": gemma3,
     "Gemma3ForConditionalGeneration": gemma3_text_part,
+}
+
+#: What ``AutoModel.save_pretrained`` writes: the same models without their LM head.
+HEADLESS = {
+    "LlamaModel": "LlamaForCausalLM",
+    "SmolLM3Model": "SmolLM3ForCausalLM",
+    "MistralModel": "MistralForCausalLM",
+    "Qwen2Model": "Qwen2ForCausalLM",
+    "Qwen3Model": "Qwen3ForCausalLM",
+    "Gemma3TextModel": "Gemma3ForCausalLM",
+    "Gemma3Model": "Gemma3ForConditionalGeneration",
 }
 
 _BY_MODEL_TYPE = {
@@ -48,7 +60,9 @@ def spec_from_config(config: Mapping[str, Any], generation_config: Mapping[str, 
     refuse_what_no_family_has(fields)
     if isinstance(config.get("text_config"), dict):
         refuse_what_no_family_has(Fields(config["text_config"], architecture))
-    return FAMILIES[architecture](fields)
+    if architecture not in HEADLESS:
+        return FAMILIES[architecture](fields)
+    return replace(FAMILIES[HEADLESS[architecture]](fields), has_head=False, tied_head=False)
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
@@ -56,6 +70,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
     named = config.get("architectures")
     names = named if isinstance(named, list) and named else [_BY_MODEL_TYPE.get(str(model_type), model_type)]
     for name in names:
-        if isinstance(name, str) and name in FAMILIES:
+        if isinstance(name, str) and (name in FAMILIES or name in HEADLESS):
             return name
-    raise UnsupportedModel(f"architecture {', '.join(map(str, names))} is not supported; supported: {', '.join(FAMILIES)}")
+    supported = ", ".join([*FAMILIES, *HEADLESS])
+    raise UnsupportedModel(f"architecture {', '.join(map(str, names))} is not supported; supported: {supported}")

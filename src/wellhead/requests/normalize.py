@@ -19,6 +19,7 @@ from wellhead.errors import (
     CaptureDisabled,
     EmptyPrompt,
     InvalidRequest,
+    NoLMHead,
     PromptTooLong,
     TokenOutOfRange,
     UnsupportedField,
@@ -47,11 +48,12 @@ Encode = Callable[[list[str]], list[list[int]]]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What requests are held against: the resolved configuration, the vocabulary, and whether there is a tokenizer."""
+    """What requests are held against: the resolved configuration, the vocabulary, and whether there are tokenizer and LM head."""
 
     config: Resolved
     vocab_size: int
     has_tokenizer: bool
+    has_head: bool = True
 
     @property
     def pool_tokens(self) -> int:
@@ -92,6 +94,8 @@ def normalize(payload: Mapping[str, Any], limits: Limits, encode: Encode, next_s
     ]
     captures = _captures(payload, count, single, limits)
     logprobs = _logprobs(payload, count, single, prompts, limits)
+    if not limits.has_head:
+        _check_headless(sampling, logprobs)
     rids = _rids(payload, count, single)
     stream, timeout = _flag(payload, "stream"), _timeout(payload)
     requests = []
@@ -115,6 +119,23 @@ def normalize(payload: Mapping[str, Any], limits: Limits, encode: Encode, next_s
                 )
             )
     return Batch(tuple(requests), single and len(requests) == 1, count)
+
+
+def _check_headless(sampling: list[SamplingParams], logprobs: list[LogprobSpec | None]) -> None:
+    """Refuse what only an LM head could answer."""
+    for params in sampling:
+        if params.max_new_tokens:
+            raise NoLMHead(
+                f"max_new_tokens {params.max_new_tokens} asks for tokens, but this model was saved without its LM head and gives "
+                "hidden states alone; set max_new_tokens to 0",
+                param="max_new_tokens",
+            )
+    if any(spec is not None for spec in logprobs):
+        raise NoLMHead(
+            "return_logprob asks for log-probabilities, but this model was saved without its LM head and gives hidden states "
+            "alone",
+            param="return_logprob",
+        )
 
 
 def _check_fields(payload: Mapping[str, Any]) -> None:
