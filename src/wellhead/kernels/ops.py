@@ -188,5 +188,5 @@ class Ops(Protocol):
         ...
 
     def describe(self) -> dict[str, Any]:
-        """What a start-up line and ``/server_info`` say: name, instruction set, batch_invariant, why not native."""
+        """What a start-up line and ``/server_info`` say: name, instruction set, the unit of products, batch_invariant, why."""
         ...
