@@ -29,6 +29,7 @@ from wellhead.gguf_file import GGUFFile, GGUFTensor, read_gguf
 from wellhead.models.names import expected_tensors
 from wellhead.models.registry import spec_from_config
 from wellhead.models.spec import ModelSpec
+from wellhead.models.tensors import TOP, Role, all_tensors, modules
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -36,25 +37,22 @@ _ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
 }
-_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_GEMMA_LAYER = {
-    **_LAYER,
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
+#: GGUF's names of what a tensor is for; those of a layer stand behind ``blk.{i}.``.
+_TOP: dict[str, Role] = {"token_embd": "embedding", "output_norm": "final_norm", "output": "head"}
+_LAYER: dict[str, Role] = {
+    "attn_norm": "attn_norm",
+    "attn_q": "q",
+    "attn_k": "k",
+    "attn_v": "v",
+    "attn_output": "o",
+    "attn_q_norm": "q_norm",
+    "attn_k_norm": "k_norm",
+    "post_attention_norm": "attn_post_norm",
+    "ffn_norm": "mlp_norm",
+    "ffn_gate": "gate",
+    "ffn_up": "up",
+    "ffn_down": "down",
+    "post_ffw_norm": "mlp_post_norm",
 }
 _ROPE_FACTORS = "rope_freqs.weight"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -105,6 +103,7 @@ class GGUFWeights:
         self.spec = spec
         self._path = path
         self._gguf_architecture = file.metadata.get("general.architecture")
+        self._roles = {tensor.name: (tensor.role, tensor.kind) for tensor in all_tensors(spec)}
         self._tensors = self._named(file)
         _check_layout(file)
         self._data: np.memmap[Any, np.dtype[np.uint8]] | None = np.memmap(path, dtype=np.uint8, mode="r")
@@ -116,12 +115,11 @@ class GGUFWeights:
         if self._data is None or name not in self._tensors:
             raise WeightsError(f"{self._path}: no tensor {name}" + (" (closed)" if self._data is None else ""))
         values = _dequantise(self._data, self._tensors[name])
-        if self._gguf_architecture == "gemma3" and name.endswith("norm.weight"):
+        role, kind = self._roles[name]
+        if self._gguf_architecture == "gemma3" and kind == "norm":
             values -= 1.0
-        if self._gguf_architecture == "llama" and ".self_attn.q_proj." in name:
-            values = _halves(values, self.spec.heads)
-        if self._gguf_architecture == "llama" and ".self_attn.k_proj." in name:
-            values = _halves(values, self.spec.kv_heads)
+        if self._gguf_architecture == "llama" and role in ("q", "k"):
+            values = _halves(values, self.spec.heads if role == "q" else self.spec.kv_heads)
         return torch.from_numpy(values)
 
     def part(self, name: str, axis: int, first: int, end: int) -> torch.Tensor:
@@ -289,9 +287,10 @@ def _hugging_face_name(name: str, gemma: bool) -> str:
     """Our name for a tensor; an unknown one is returned as it is, which no model expects."""
     base, _, suffix = name.rpartition(".")
     if base in _TOP:
-        return f"{_TOP[base]}.{suffix}"
+        return f"{TOP[_TOP[base]]}.{suffix}"
     block, _, kind = base.partition(".")[2].partition(".")
-    known = (_GEMMA_LAYER if gemma else _LAYER).get(kind)
+    role = _LAYER.get(kind)
+    known = modules(post_norms=gemma).get(role) if role else None
     return f"model.layers.{block}.{known}.{suffix}" if base.startswith("blk.") and known else name
 
 
