@@ -122,7 +122,6 @@ def arguments() -> argparse.Namespace:
     parser = common.arguments(__doc__ or "")
     parser.set_defaults(model="tiny")
     parser.add_argument("--rows", type=int, default=4000)
-    parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--only", choices=["speed", "memory"])
     parser.add_argument("--peak", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": {
@@ -30,12 +32,44 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def fast_dtype(flags: Collection[str] | None = None, limit: str | None = None) -> str:
+    """The dtype in which this processor multiplies fastest: ``bfloat16`` where it has instructions for it, else ``float32``.
+
+    Elsewhere libraries imitate bfloat16, at a fraction of float32's rate, so that neither a peer nor a ceiling in it says
+    anything. ``flags``: as in ``/proc/cpuinfo``; ``limit``: what ``ONEDNN_MAX_CPU_ISA`` leaves of them (tests give both).
+    """
+    flags = cpu_flags() if flags is None else flags
+    limit = (os.environ.get("ONEDNN_MAX_CPU_ISA", "") if limit is None else limit).upper()
+    if limit in ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"):
+        return "float32"
+    return "bfloat16" if {"amx_bf16", "avx512_bf16", "bf16"}.intersection(flags) else "float32"
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def cpu_flags() -> set[str]:
+    """Of the first processor; none where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return set(next((line.split(":", 1)[1].split() for line in lines if line.startswith(("flags", "Features"))), []))
+
+
 def arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
         "--model", default="qwen3-0.6b", help=f"a shape with random weights ({', '.join(SHAPES)}) or a model folder"
     )
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--dtype", default=fast_dtype(), choices=("float32", "bfloat16", "float16"),
+        help="of all sides; default: what this processor multiplies fastest, %(default)s",
+    )  # fmt: skip
     return parser
 
 
@@ -89,23 +123,35 @@ def ratio(times: dict[str, list[float]], slow: str, fast: str) -> float:
     return statistics.median(a / b for a, b in zip(times[slow], times[fast], strict=True))
 
 
-def matmul_ceiling(dtype: torch.dtype = torch.bfloat16, size: int = 2048, repeats: int = 5) -> float:
+def matmul_ceiling(dtype: str, size: int = 2048, repeats: int = 5) -> float:
     """The machine's own best matrix rate, GFLOP/s, as torch reaches it."""
-    a, b = (torch.randn(size, size).to(dtype) for _ in range(2))
+    a, b = (torch.randn(size, size).to(torch_dtype(dtype)) for _ in range(2))
     a @ b
     return 2 * size**3 / min(seconds(lambda: a @ b) for _ in range(repeats)) / 1e9
+
+
+def ceiling_line(dtype: str) -> str:
+    return f"matrix-multiply ceiling, {dtype} 2048^3: {matmul_ceiling(dtype):,.0f} GFLOP/s"
+
+
+def weight_bytes(folder: Path, dtype: str) -> int:
+    """Of a folder's weights when they are held in ``dtype``."""
+    count = 0
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as tensors:
+            count += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118 (not a dict)
+    return count * torch_dtype(dtype).itemsize
 
 
 def machine() -> str:
     """Processor, cores, load: a number is worth something only with these."""
     cpu = platform.processor()
-    flags = ""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = next(x.split(":", 1)[1].strip() for x in lines if x.startswith("model name"))
-        present = next(x for x in lines if x.startswith("flags")).split()
-        flags = "amx" if "amx_bf16" in present else "avx512-bf16" if "avx512_bf16" in present else "no bf16 instructions"
     except (OSError, StopIteration):
         pass
+    present = cpu_flags()
+    flags = "amx" if "amx_bf16" in present else "avx512-bf16" if "avx512_bf16" in present else "no bf16 instructions"
     threads, load = torch.get_num_threads(), os.getloadavg()[0]
     return f"{cpu} ({flags}), {os.cpu_count()} cores, {threads} threads, load {load:.2f}, torch {torch.__version__}"

@@ -26,10 +26,10 @@ def memory_rate(size_mb: int = 512) -> float:
     return size_mb * 1.048576e6 / min(common.seconds(lambda: x.sum()) for _ in range(5)) / 1e9
 
 
-def transformers_side(folder: Path, new: int) -> Callable[[list[list[int]]], Any]:
+def transformers_side(folder: Path, new: int, dtype: str) -> Callable[[list[list[int]]], Any]:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=common.torch_dtype(dtype)).eval()
 
     @torch.inference_mode()
     def run(prompts: list[list[int]]) -> Any:
@@ -50,13 +50,12 @@ def main() -> None:
     folder = common.model_folder(args.model)
     print(common.machine())
     vocab = common.vocab_size(folder)
-    hf = None if args.no_transformers else transformers_side(folder, args.tokens)
-    options = {"skip_tokenizer_init": True, "dtype": "bfloat16", "max_total_tokens": 16384, "return_hidden_states_mode": "full"}
-    weights = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
+    hf = None if args.no_transformers else transformers_side(folder, args.tokens, args.dtype)
+    options = {"skip_tokenizer_init": True, "dtype": args.dtype, "max_total_tokens": 16384, "return_hidden_states_mode": "full"}
+    weights = common.weight_bytes(folder, args.dtype)
     rate = memory_rate()
-    print(
-        f"weights {weights / 1e9:.2f} GB, memory reads {rate:.1f} GB/s: floor {weights / rate / 1e6:.1f} ms per step at batch 1"
-    )
+    floor = f"floor {weights / rate / 1e6:.1f} ms per step at batch 1"
+    print(f"weights {weights / 1e9:.2f} GB in {args.dtype}, memory reads {rate:.1f} GB/s: {floor}")
     with wh.Engine(str(folder), **options) as engine:
         for batch in args.batches:
             prompts = common.distinct_prompts(batch, vocab, args.tokens, args.tokens, seed=batch)

@@ -1,6 +1,6 @@
 """Last vectors per second, beside transformers, in one run: distinct prompts, and prompts with a shared prefix.
 
-    python bench/extract.py                          # Qwen3-0.6B's shape, random weights, bfloat16
+    python bench/extract.py                          # Qwen3-0.6B's shape, random weights
     python bench/extract.py --model PATH/TO/MODEL
 
 transformers gets its best: the faster of batch sizes 1 and 8, prompts sorted by length, no LM head. The linear layers alone are
@@ -21,11 +21,11 @@ import torch
 import wellhead as wh
 
 
-def transformers_side(folder: Path) -> Callable[[list[list[int]], int], np.ndarray]:
+def transformers_side(folder: Path, dtype: str) -> Callable[[list[list[int]], int], np.ndarray]:
     """prompts, batch size -> last vectors, through transformers' base model (no head), padded on the right."""
     from transformers import AutoModel
 
-    model = AutoModel.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    model = AutoModel.from_pretrained(folder, dtype=common.torch_dtype(dtype)).eval()
 
     @torch.inference_mode()
     def run(prompts: list[list[int]], batch_size: int) -> np.ndarray:
@@ -105,10 +105,10 @@ def main() -> None:
     args = parser.parse_args()
     folder = common.model_folder(args.model)
     print(common.machine())
-    print(f"matrix-multiply ceiling, bfloat16 2048^3: {common.matmul_ceiling():,.0f} GFLOP/s", flush=True)
+    print(common.ceiling_line(args.dtype), flush=True)
     vocab = common.vocab_size(folder)
-    hf = transformers_side(folder)
-    with wh.Engine(str(folder), skip_tokenizer_init=True, dtype="bfloat16", max_total_tokens=32768) as engine:
+    hf = transformers_side(folder, args.dtype)
+    with wh.Engine(str(folder), skip_tokenizer_init=True, dtype=args.dtype, max_total_tokens=32768) as engine:
         print(f"model {args.model}, kernels {engine.info()['kernels']}")
         if args.only != "shared":
             compare("distinct", common.distinct_prompts(args.prompts, vocab), engine, hf, args.rounds)

@@ -17,13 +17,14 @@ from safetensors import safe_open
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="qwen3-0.6b", choices=common.SHAPES)
+    parser.add_argument("--dtype", default=common.fast_dtype(), choices=("float32", "bfloat16"), help="default: %(default)s")
     parser.add_argument("out")
     args = parser.parse_args()
     folder = common.model_folder(args.model)
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(args.out, "qwen3")
     writer.add_name(args.model)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16 if args.dtype == "bfloat16" else gguf.LlamaFileType.ALL_F32)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
@@ -41,7 +42,7 @@ def main() -> None:
         for name in tensors.keys():  # noqa: SIM118 (not a dict)
             tensor = tensors.get_tensor(name)
             new = names.get_name(name, try_suffixes=(".weight",))
-            if tensor.dim() == 1:
+            if tensor.dim() == 1 or args.dtype == "float32":
                 writer.add_tensor(new, tensor.float().numpy())
             else:
                 raw = tensor.contiguous().view(torch.uint8).numpy()

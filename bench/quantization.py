@@ -1,4 +1,4 @@
-"""``quantization="int8"`` beside the same model as it is, in turn: speed, and what becomes of the vectors.
+"""``quantization="int8"`` beside the same model in ``--dtype``, in turn: speed, and what becomes of the vectors.
 
     python bench/quantization.py                        # Qwen3-0.6B's shape, random weights: speed alone
     python bench/quantization.py --model PATH/TO/MODEL  # and for a real one: cosine to float32, accuracy of a probe
@@ -25,10 +25,10 @@ PROMPT = "Review: {}\nOverall, this movie was"
 TOKENS = 64
 
 
-def speed(folder: Path, rounds: int) -> None:
+def speed(folder: Path, rounds: int, dtype: str) -> None:
     vocab = common.vocab_size(folder)
     distinct = common.distinct_prompts(32, vocab)
-    options = {"skip_tokenizer_init": True, "dtype": "bfloat16", "max_total_tokens": 16384}
+    options = {"skip_tokenizer_init": True, "dtype": dtype, "max_total_tokens": 16384}
     params = {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
     with wh.Engine(str(folder), **options) as plain, wh.Engine(str(folder), **options, quantization="int8") as small:
 
@@ -49,7 +49,7 @@ def speed(folder: Path, rounds: int) -> None:
             times = common.alternate({"plain": lambda run=run: run(plain), "int8": lambda run=run: run(small)}, rounds)
             rates = {side: tokens / statistics.median(found) for side, found in times.items()}
             print(
-                f"{name:32} bfloat16 {rates['plain']:8,.1f} tok/s | int8 {rates['int8']:8,.1f} tok/s"
+                f"{name:32} {dtype} {rates['plain']:8,.1f} tok/s | int8 {rates['int8']:8,.1f} tok/s"
                 f" | {common.ratio(times, 'plain', 'int8'):.2f} x",
                 flush=True,
             )
@@ -84,11 +84,11 @@ def probe(vectors: np.ndarray, labels: np.ndarray) -> float:
     return float(model.score(vectors[order[cut:]], labels[order[cut:]]))
 
 
-def vectors(folder: Path, count: int) -> None:
+def vectors(folder: Path, count: int, dtype: str) -> None:
     texts, labels = reviews(count)
     found, exact = {}, None
-    for name, more in {"bfloat16": {}, "int8": {"quantization": "int8"}}.items():
-        with wh.Engine(str(folder), dtype="bfloat16", max_total_tokens=16384, **more) as engine:
+    for name, more in {dtype: {}, "int8": {"quantization": "int8"}}.items():
+        with wh.Engine(str(folder), dtype=dtype, max_total_tokens=16384, **more) as engine:
             found[name] = np.asarray(engine.extract(texts), np.float32)
             ids = engine.assembled.tokenizer.encode_batch(texts)
     exact = truth(folder, ids[:64])
@@ -106,9 +106,9 @@ def main() -> None:
     folder = common.model_folder(args.model)
     print(common.machine(), f"| model {args.model}", flush=True)
     if args.only != "vectors":
-        speed(folder, args.rounds)
+        speed(folder, args.rounds, args.dtype)
     if args.only != "speed" and (folder / "tokenizer.json").is_file():
-        vectors(folder, args.reviews)
+        vectors(folder, args.reviews, args.dtype)
 
 
 if __name__ == "__main__":

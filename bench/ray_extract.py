@@ -163,7 +163,6 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1200)
     parser.add_argument("--actors", type=int, default=2)
     parser.add_argument("--documents", type=int, default=24)
-    parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--only", choices=["extraction", "routing", "front"])
     args = parser.parse_args()
     args.model = str(common.model_folder(args.model))

@@ -1,6 +1,6 @@
 """What HTTP costs: 256 concurrent last-vector requests against ``Engine.extract`` on the same prompts, in turn; then open loop.
 
-    python bench/serve.py                              # Qwen3-0.6B's shape, random weights, bfloat16
+    python bench/serve.py                              # Qwen3-0.6B's shape, random weights
     python bench/serve.py --model PATH/TO/MODEL        # with a tokenizer: texts; without: token ids
 
 The server is a process of its own (``wellhead serve``); the load comes from this one, over loopback, on one connection per
@@ -145,9 +145,9 @@ def main() -> None:
     folder = common.model_folder(args.model)
     print(common.machine())
     plain = [] if (folder / "tokenizer.json").is_file() else ["--skip-tokenizer-init"]
-    flags = [*plain, "--dtype", "bfloat16", "--max-total-tokens", "65536"]
+    flags = [*plain, "--dtype", args.dtype, "--max-total-tokens", "65536"]
     loop = asyncio.new_event_loop()
-    options: dict[str, Any] = {"skip_tokenizer_init": bool(plain), "dtype": "bfloat16", "max_total_tokens": 65536}
+    options: dict[str, Any] = {"skip_tokenizer_init": bool(plain), "dtype": args.dtype, "max_total_tokens": 65536}
     with wh.Engine(str(folder), **options) as engine, server(str(folder), *flags) as url:
         prompts = prompts_of(engine, folder, args.requests)
         load = Load(url, prompts)

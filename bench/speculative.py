@@ -31,7 +31,7 @@ Prompts = list[list[int]]
 
 def engine(folder: Path, **options: Any) -> wh.Engine:
     return wh.Engine(
-        str(folder), dtype="bfloat16", max_total_tokens=16384, return_hidden_states_mode="last", skip_tokenizer_init=True,
+        str(folder), max_total_tokens=16384, return_hidden_states_mode="last", skip_tokenizer_init=True,
         **options,
     )  # fmt: skip
 
@@ -93,14 +93,14 @@ def main() -> None:
     answers = {"temperature": 0, **new}  # a real model ends its answers itself
     drafts = [] if "standalone" in args.skip else [("STANDALONE", args.standalone or str(folder))]
     drafts += [(name, path) for name, path in (("EAGLE", args.eagle), ("EAGLE3", args.eagle3)) if path]
-    with engine(folder) as plain:
+    with engine(folder, dtype=args.dtype) as plain:
         if "ngram" not in args.skip:
-            with engine(folder, speculative_algorithm="NGRAM") as fast:
+            with engine(folder, dtype=args.dtype, speculative_algorithm="NGRAM") as fast:
                 compare("NGRAM, text that repeats", plain, fast, [repeating], GREEDY | new, args.rounds)
                 compare("NGRAM, text that does not", plain, fast, [opening], DRAWN | new, args.rounds)
         for algorithm, path in drafts:
             for steps in args.steps:
-                options = {"speculative_algorithm": algorithm, "speculative_draft_model_path": path}
+                options = {"dtype": args.dtype, "speculative_algorithm": algorithm, "speculative_draft_model_path": path}
                 with engine(folder, speculative_num_steps=steps, **options) as fast:
                     name = f"{algorithm}{' itself' if path == str(folder) else ''}, {steps} drafts"
                     compare(f"{name}, greedy", plain, fast, prompts, answers, args.rounds)

@@ -19,7 +19,7 @@ import common
 OURS = """
 import json, resource, sys, time
 import wellhead as wh
-engine = wh.Engine(sys.argv[1], max_total_tokens=8192)
+engine = wh.Engine(sys.argv[1], dtype=sys.argv[2], max_total_tokens=8192)
 vector = engine.extract(["The first vector."])
 at = time.time()
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -32,16 +32,16 @@ import json, resource, sys, time
 import torch
 from transformers import AutoModel, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
-model = AutoModel.from_pretrained(sys.argv[1], dtype=torch.bfloat16).eval()
+model = AutoModel.from_pretrained(sys.argv[1], dtype=getattr(torch, sys.argv[2])).eval()
 with torch.inference_mode():
     vector = model(**tokenizer("The first vector.", return_tensors="pt")).last_hidden_state[0, -1].float().numpy()
 print(json.dumps({"at": time.time(), "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
 """
 
 
-def measure(code: str, folder: Path) -> dict[str, float]:
+def measure(code: str, folder: Path, dtype: str) -> dict[str, float]:
     started = time.time()
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], check=True, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code, str(folder), dtype], check=True, capture_output=True, text=True)
     found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
     return {**found, "seconds": found["at"] - started}
 
@@ -51,13 +51,13 @@ def main() -> None:
     args = parser.parse_args()
     folder = common.model_folder(args.model)
     print(common.machine(), flush=True)
-    weights = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
+    weights = common.weight_bytes(folder, args.dtype)
     runs: dict[str, list[dict[str, float]]] = {"transformers": [], "wellhead": []}
     for code in (THEIRS, OURS):
-        measure(code, folder)  # files into the page cache, kernels built
+        measure(code, folder, args.dtype)  # files into the page cache, kernels built
     for _ in range(args.rounds):
-        runs["transformers"].append(measure(THEIRS, folder))
-        runs["wellhead"].append(measure(OURS, folder))
+        runs["transformers"].append(measure(THEIRS, folder, args.dtype))
+        runs["wellhead"].append(measure(OURS, folder, args.dtype))
     for name, found in runs.items():
         seconds, peak = (statistics.median(run[key] for run in found) for key in ("seconds", "peak"))
         print(f"{name:12} first vector after {seconds:.2f} s, peak memory {peak / 2**20:,.0f} MiB")

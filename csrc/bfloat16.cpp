@@ -46,15 +46,31 @@ bool agrees() {
   return true;
 }
 
+// Once a process: the answer must not change between two products.
+bool hand_is_used() {
+  static const bool usable = agrees();
+  return usable;
+}
+
 #endif
 
 }  // namespace
 
+const char* unit16() {
+#if defined(__AVX512BF16__)
+  if (hand_is_used()) return "AVX512-bf16";
+#endif
+#if defined(__AMX_BF16__)
+  return "AMX";
+#else
+  return "AVX512";
+#endif
+}
+
 void product16(int64_t rows, int64_t columns, int64_t k, const BFloat16* a, int64_t lda, const BFloat16* b, int64_t ldb, float* c,
                int64_t ldc, bool add, const void* next) {
 #if defined(__AVX512BF16__)
-  static const bool usable = agrees();
-  if (usable && columns % 16 == 0) return by_hand(rows, columns, k, a, lda, b, ldb, c, ldc, add, next);
+  if (hand_is_used() && columns % 16 == 0) return by_hand(rows, columns, k, a, lda, b, ldb, c, ldc, add, next);
 #endif
   product(rows, columns, k, a, lda, b, ldb, c, ldc, add);
 }

@@ -5,7 +5,11 @@
 #include "team.h"
 
 #include <cmath>
+#include <cstdlib>
+#include <exception>
 #include <limits>
+#include <string_view>
+#include <vector>
 
 namespace wellhead {
 namespace {
@@ -61,6 +65,31 @@ void by_hand(int64_t rows, int64_t k, const uint8_t* a, const int8_t* b, int32_t
 #endif
 }
 
+#if defined(__AMX_INT8__)
+
+// Is the matrix unit there for us? The system may withhold it, and so may the user (ONEDNN_MAX_CPU_ISA).
+bool matrix_unit() {
+  static const bool usable = [] {
+    const char* limit = std::getenv("ONEDNN_MAX_CPU_ISA");
+    const std::string_view most = limit ? limit : "";
+    if (!most.empty() && most != "DEFAULT" && most != "ALL" && most.find("AMX") == most.npos) return false;
+    constexpr int64_t rows = 16, k = 64;
+    const std::vector<uint8_t> a(rows * k, 1);
+    const std::vector<int8_t> b(k * kCols, 1);
+    std::vector<int32_t> c(rows * kCols);
+    try {
+      at::native::cpublas::brgemm(rows, kCols, k, k, kCols, kCols, false, a.data(), b.data(), c.data(), true);
+      at::native::cpublas::brgemm_release(true);
+    } catch (const std::exception&) {
+      return false;
+    }
+    return c.front() == k && c.back() == k;
+  }();
+  return usable;
+}
+
+#endif
+
 }  // namespace
 
 void quantize(const void* x, c10::ScalarType type, int64_t rows, int64_t size, uint8_t* out, float* scales) {
@@ -73,10 +102,21 @@ void quantize(const void* x, c10::ScalarType type, int64_t rows, int64_t size, u
   });
 }
 
+const char* unit8() {
+#if defined(__AMX_INT8__)
+  if (matrix_unit()) return "AMX";
+#endif
+#if defined(__AVX512VNNI__)
+  return "AVX512-VNNI";
+#else
+  return "AVX2";
+#endif
+}
+
 void product8(int64_t rows, int64_t k, const uint8_t* a, const int8_t* b, int32_t* c, const int8_t* next) {
 #if defined(__AMX_INT8__)
   constexpr int64_t few = 8;  // the matrix unit is no faster where memory is what one waits for
-  if (rows > few) return at::native::cpublas::brgemm(rows, kCols, k, k, kCols, kCols, false, a, b, c, true);
+  if (rows > few && matrix_unit()) return at::native::cpublas::brgemm(rows, kCols, k, k, kCols, kCols, false, a, b, c, true);
 #endif
   by_hand(rows, k, a, b, c, next);
 }

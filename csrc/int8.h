@@ -15,4 +15,7 @@ void quantize(const void* x, c10::ScalarType type, int64_t rows, int64_t size, u
 // c[rows, 32] = a[rows, k] b[k / 4, 32, 4], k a multiple of 4; `next` as for product16 in bfloat16.h.
 void product8(int64_t rows, int64_t k, const uint8_t* a, const int8_t* b, int32_t* c, const int8_t* next);
 
+// What does those of more than a few rows.
+const char* unit8();
+
 }  // namespace wellhead

@@ -7,6 +7,8 @@
 #include <optional>
 #include <string>
 
+#include "bfloat16.h"
+#include "int8.h"
 #include "kernels.h"
 #include "team.h"
 
@@ -197,6 +199,8 @@ TORCH_LIBRARY(wellhead, m) {
   m.def("set_team_size(int size) -> ()", &set_team_size);
   m.def("team_size() -> int", &team_size);
   m.def("lone_torch() -> ()", &lone_torch_op);
+  m.def("unit16() -> str", [] { return std::string(unit16()); });
+  m.def("unit8() -> str", [] { return std::string(unit8()); });
   m.def("linear(Tensor x, Tensor w, Tensor? scales, int out, Tensor? bias) -> Tensor");
   m.def("linear_add_(Tensor(a!) residual, Tensor x, Tensor w, Tensor? scales, Tensor? bias) -> ()");
   m.def("glu(Tensor x, Tensor w, Tensor? scales, int out, bool silu) -> Tensor");

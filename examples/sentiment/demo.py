@@ -89,8 +89,8 @@ def main() -> None:
     started = time.perf_counter()
     with wh.Engine(model_path) as engine:
         info = engine.info()
-        kernels = info["kernels"]["name"]
-        print(f"{info['architecture']}, {info['dtype']}, {kernels} kernels, batch_invariant {info['batch_invariant']},"
+        kernels = f"{info['kernels']['name']} kernels ({info['kernels']['why']})"
+        print(f"{info['architecture']}, {info['dtype']}, {kernels}, batch_invariant {info['batch_invariant']},"
               f" ready in {time.perf_counter() - started:.1f} s", flush=True)  # fmt: skip
         texts = cut(engine, reviews.texts, CUT)
         print(f"== last vectors of {len(texts)} reviews, as they are and with a question after them", flush=True)

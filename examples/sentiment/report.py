@@ -41,7 +41,7 @@ norm), a linear classifier on {half} of them, tested on the other {len(texts) - 
 <h2>The vectors</h2>{_scatter(vectors[half:], labels[half:])}
 <h2>The run</h2><table>
 <tr><td>model</td><td>{html.escape(Path(str(info["model_path"])).name)} ({info["architecture"]}, {info["num_layers"]} layers, {info["dtype"]})</td></tr>
-<tr><td>kernels</td><td>{info["kernels"]["name"]}; a vector depends on its batch: {"no" if info["batch_invariant"] else "yes, in the last bits"}</td></tr>
+<tr><td>kernels</td><td>{info["kernels"]["name"]} ({html.escape(info["kernels"]["why"])}); a vector depends on its batch: {"no" if info["batch_invariant"] else "yes, in the last bits"}</td></tr>
 <tr><td>tokens</td><td>{run["tokens"]:,} in {run["seconds"]:.1f} s, {rate:,.0f} per second; {run["cached"]:,} came from the prefix cache</td></tr></table>
 <h2>Where it is sure, and where it is wrong</h2>{_examples(texts[half:], labels[half:], chance)}"""
     path.write_text(

@@ -8,6 +8,7 @@
     │   ├── EmptyPrompt               empty_prompt              the caller
     │   ├── TokenOutOfRange           token_out_of_range        the caller
     │   ├── PromptTooLong             prompt_too_long           the caller (or a larger context or pool)
+    │   ├── NoLMHead                  no_lm_head                whoever chose the model: it has rows, but no tokens
     │   ├── CaptureDisabled           capture_disabled          whoever starts the engine
     │   └── CaptureAboveCeiling       capture_above_ceiling     whoever starts the engine
     ├── InvalidConfig                 invalid_config            whoever starts the engine
@@ -77,6 +78,12 @@ class PromptTooLong(InvalidRequest):
     """More tokens than the context, or than the whole KV pool, can hold."""
 
     code = "prompt_too_long"
+
+
+class NoLMHead(InvalidRequest):
+    """Tokens or log-probabilities asked of a model that was saved without its LM head."""
+
+    code = "no_lm_head"
 
 
 class CaptureDisabled(InvalidRequest):

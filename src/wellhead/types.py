@@ -25,6 +25,7 @@ __all__ = [
 
 DType = Literal["float32", "bfloat16", "float16"]
 DTYPES: tuple[DType, ...] = ("float32", "bfloat16", "float16")
+Activation = Literal["silu", "gelu_tanh"]
 
 #: How rows of each dtype are held by numpy, which has no bfloat16 of its own: as its 16 bits.
 STORAGE: Mapping[DType, np.dtype[Any]] = {

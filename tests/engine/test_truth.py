@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ import torch
 from support.checks import rows_of
 from support.direct import Direct
 from support.families import FAMILIES, VOCAB, WINDOW
+from support.ggufs import write_llama
 from support.reference import furthest, truth
+from wellhead.frontends.engine import Engine
 
 Family = Callable[..., Path]
 NEW = 12
@@ -62,6 +65,37 @@ def test_sliding_windows_see_the_same_keys_in_prefill_and_decode(name: str, chun
 @pytest.mark.parametrize("name", ["llama3-rope", "yarn-rope", "linear-rope"])
 def test_rope_variants_past_their_original_context(name: str, family: Family) -> None:
     compare(family(name), [prompt(300)])
+
+
+@pytest.mark.parametrize(
+    ("metadata", "scaling"),
+    [
+        ({"rope.scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        (
+            {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 128},
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+        ),
+        ({}, {"rope_type": "default"}),
+    ],
+    ids=str,
+)
+def test_rope_scaling_of_gguf_files(metadata: dict[str, Any], scaling: dict[str, Any], family: Family, tmp_path: Path) -> None:
+    """A file that says no more than those of 2023 gives the rows of the model that transformers scales alike."""
+    folder = family("llama", rope_parameters={"rope_theta": 10_000.0, **scaling})
+    file = write_llama(folder, tmp_path / "model.gguf", metadata)
+    layers = list(range(layers_of(folder) + 1))
+    prompts = [prompt(9), prompt(200, 1)]
+    with Engine(
+        model_path=str(file), skip_tokenizer_init=True, capture_layers=layers, return_hidden_states_mode="full"
+    ) as engine:
+        rows = engine.extract(prompts, "full", layers=layers)
+    for i, ids in enumerate(prompts):
+        reference = truth(folder, ids)
+        for layer in layers:
+            assert furthest(rows[layer][i], reference.layers[layer]) < 1e-4, f"layer {layer}"
+    if metadata:
+        assert furthest(rows[-1 % len(layers)][1], truth(family("llama"), prompts[1]).layers[-1]) > 1e-2, "scaling must show"
 
 
 def test_a_window_is_not_full_attention_in_these_models(family: Family) -> None:

@@ -9,8 +9,8 @@ from kernel_cases import DTYPES, distance, numbers, same_bits
 
 from wellhead.errors import InvalidConfig
 from wellhead.kernels.native import NativeOps
-from wellhead.kernels.ops import Activation
 from wellhead.kernels.plain import PlainOps
+from wellhead.types import Activation
 
 SIZES = ((2, 1), (16, 31), (64, 32), (66, 33), (128, 100), (576, 1536), (1024, 64))  # in, out
 EPS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # one rounding, relative

@@ -40,11 +40,64 @@ def test_native_where_it_can_be_had() -> None:
         assert ops.batch_invariant and described["batch_invariant"] and described["why_not_native"] is None
 
 
+def flags() -> set[str]:
+    try:
+        return set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return set()
+
+
+UNIT = """
+import torch
+from wellhead.kernels import select_ops
+for dtype in (torch.bfloat16, torch.float32, torch.float16):
+    d = select_ops(dtype, torch.device("cpu"), native=True).describe()
+    print(d["products"], d["unit"], d["int8_unit"], d["why"], sep="|")
+"""
+
+
+def test_the_unit_that_makes_the_products_is_named() -> None:
+    """The widest unit that the processor has and oneDNN may use, not the widest instructions that torch was built for."""
+    bfloat16, float32, float16 = (line.split("|") for line in run(UNIT, ONEDNN_MAX_CPU_ISA="DEFAULT"))
+    here = flags()
+    if "amx_bf16" in here:
+        assert bfloat16[:2] == ["bfloat16", "AMX"]
+    elif "avx512_bf16" in here:
+        assert bfloat16[:2] == ["bfloat16", "AVX512-bf16"]
+    else:
+        assert bfloat16[0] == "float32" and "bfloat16 weights widened, since this processor does not" in bfloat16[3]
+    assert float32[:2] == float16[:2] == ["float32", "AVX512" if "avx512f" in here else "AVX2"]
+    assert float32[3] == f"products of float32 by {float32[1]}"
+    assert float16[3] == f"products of float32 by {float16[1]}, float16 weights widened"
+    assert float32[2] == ("AMX" if "amx_int8" in here else "AVX512-VNNI" if "avx512_vnni" in here else "AVX2")
+
+
+def test_where_products_are_kept_to_avx2_float32_does_them() -> None:
+    bfloat16, float32, float16 = (line.split("|") for line in run(UNIT, ONEDNN_MAX_CPU_ISA="AVX2"))
+    assert bfloat16[:2] == float32[:2] == float16[:2] == ["float32", "AVX2"]
+    assert "bfloat16 weights widened, since this processor does not multiply them as they are: " in bfloat16[3]
+    assert "AMX" not in bfloat16[2]
+
+
+INT8 = """
+import torch
+from wellhead.kernels import select_ops
+torch.manual_seed(0)
+ops = select_ops(torch.float32, torch.device("cpu"), native=True)
+print(ops.linear(torch.randn(40, 64), ops.pack(torch.randn(96, 64), int8=True)).double().sum().item())
+"""
+
+
+def test_int8_gives_the_same_bits_without_the_matrix_unit() -> None:
+    assert run(INT8, ONEDNN_MAX_CPU_ISA="AVX2") == run(INT8, ONEDNN_MAX_CPU_ISA="DEFAULT")
+
+
 def test_declined(monkeypatch: pytest.MonkeyPatch) -> None:
     assert select_ops(torch.float32, CPU, native=False).name == "plain"
     monkeypatch.setenv("WELLHEAD_NATIVE", "0")
     ops = select_ops(torch.float32, CPU)
     assert ops.name == "plain" and not ops.batch_invariant and ops.describe()["why_not_native"] == "WELLHEAD_NATIVE=0"
+    assert ops.describe()["why"] == "torch's own operators: WELLHEAD_NATIVE=0"
     assert select_ops(torch.float32, CPU, native=True).name == "native"
 
 

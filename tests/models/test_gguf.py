@@ -171,6 +171,42 @@ def test_rope_scaling_of_the_metadata(tmp_path: Path) -> None:
     assert (table.kind, table.factor, table.original_context, table.theta) == ("yarn", 4.0, 16, 5e5)
 
 
+@pytest.mark.parametrize(
+    ("metadata", "kind", "factor"),
+    [
+        ({"rope.scale_linear": 4.0}, "linear", 4.0),
+        ({"rope.scaling.factor": 4.0}, "linear", 4.0),
+        ({"rope.scaling.factor": 2.0, "rope.scale_linear": 4.0}, "linear", 2.0),
+        ({"rope.scaling.type": "linear", "rope.scale_linear": 4.0}, "linear", 4.0),
+        ({"rope.scaling.type": "yarn", "rope.scale_linear": 4.0}, "yarn", 4.0),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, "default", 1.0),
+        ({"rope.scaling.type": "linear"}, "default", 1.0),
+        ({"rope.scaling.type": "yarn"}, "default", 1.0),
+        ({"rope.scale_linear": 1.0}, "default", 1.0),
+        ({"rope.scaling.factor": 0.0, "rope.scale_linear": 4.0}, "default", 1.0),
+        ({"rope.scaling.finetuned": True, "rope.scaling.original_context_length": 16}, "default", 1.0),
+        ({"attention.causal": True, "rope.scaling.attn_factor": 1.0, "rope.scaling.yarn_log_multiplier": 0.0}, "default", 1.0),
+    ],
+    ids=str,
+)
+def test_rope_scaling_is_read_as_llama_cpp_reads_it(metadata: dict[str, Any], kind: str, factor: float, tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf", metadata=metadata)
+    (table,) = load_spec(tmp_path / "m.gguf").rope_tables
+    assert (table.kind, table.factor) == (kind, factor)
+
+
+def test_a_key_of_another_architecture_is_not_understood_either(tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf", metadata={"tokenizer.rope.note": 1})  # nothing of the model's
+    load_spec(tmp_path / "m.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "n.gguf", "llama")
+    writer.add_float32("qwen2.rope.scaling.factor", 4.0)
+    writer.add_tensor("token_embd.weight", np.zeros((VOCAB, 64), dtype=np.float32))
+    for write_part in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        write_part()
+    with pytest.raises(UnsupportedModel, match=r"n\.gguf: the metadata's qwen2\.rope\.scaling\.factor \(4\.0\)"):
+        load_spec(tmp_path / "n.gguf")
+
+
 @pytest.mark.parametrize("good", [True, False], ids=["llama 3", "something else"])
 def test_llama_3_frequency_factors_are_recognised_or_refused(good: bool, tmp_path: Path) -> None:
     from wellhead.models.rope import inverse_frequencies
@@ -203,6 +239,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"metadata": {"rope.dimension_count": 8}}, "rope.dimension_count 8"),
     ({"metadata": {"attention.sliding_window": 8}}, "sliding window"),
     ({"metadata": {"rope.scaling.type": "longrope"}}, "longrope"),
+    ({"metadata": {"attention.scale": 0.5}}, r"attention.scale \(0.5\)"),
+    ({"metadata": {"attention.causal": False}}, r"attention.causal \(False\) is not supported; only True is"),
+    ({"metadata": {"attention.key_length_swa": 8}}, "attention.key_length_swa 8"),
+    ({"metadata": {"attention.sliding_window_pattern": 6}}, "attention.sliding_window_pattern"),
+    ({"metadata": {"attention.indexer.top_k": 8}}, "attention.indexer.top_k"),
+    ({"metadata": {"rope.freq_base_swa": 1e4}}, "rope.freq_base_swa"),
+    ({"metadata": {"rope.freq_scale": 0.5}}, "rope.freq_scale"),
+    ({"metadata": {"rope.scaling.alpha": 1000.0}}, "rope.scaling.alpha"),
+    ({"metadata": {"rope.scaling.attn_factor": 1.5}}, "rope.scaling.attn_factor"),
+    ({"metadata": {"rope.scaling.yarn_ext_factor": 0.0}}, "rope.scaling.yarn_ext_factor"),
+    ({"metadata": {"rope.scaling.factor": -2.0}}, "factor must be a number above 0"),
+    ({"metadata": {"rope.scale_linear": "twice"}}, "factor must be a number above 0"),
+    ({"architecture": "qwen2", "metadata": {"rope.dimension_sections": 16}}, "rope.dimension_sections"),
     ({"metadata": {"split.count": 3}}, "one of 3 parts"),
     ({"names": LLAMA_NAMES[:-1]}, "down_proj.weight is missing"),
     ({"names": [*LLAMA_NAMES, "blk.0.attn_q_norm.weight"]}, "attn_q_norm.weight is left over"),

@@ -74,14 +74,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def write_family(name: str, folder: Path, **changes: Any) -> Path:
-    """A checkpoint of a family in float32, with a byte-level tokenizer; the folder."""
+def write_family(name: str, folder: Path, *, headless: bool = False, **changes: Any) -> Path:
+    """A checkpoint of a family in float32, with a byte-level tokenizer; the folder. ``headless``: of ``AutoModel``."""
     kind, differs = FAMILIES[name]
     config = getattr(transformers, kind)(**{**COMMON, **differs, **changes})
-    make: Any = transformers.AutoModelForCausalLM.from_config
+    make: Any = (transformers.AutoModel if headless else transformers.AutoModelForCausalLM).from_config
     model = make(config, dtype=torch.float32)
     randomise(model, one_plus=name.startswith("gemma"))
-    model.generation_config.eos_token_id = EOS
+    if not headless:
+        model.generation_config.eos_token_id = EOS
     model.save_pretrained(folder)
     tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))

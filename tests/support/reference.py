@@ -36,15 +36,29 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 def truth(folder: Path, ids: list[int], dtype: torch.dtype = torch.float32) -> Truth:
     """One plain forward pass over all ids."""
     model = load(folder, dtype)
+    layers, out = forward(model, model.model.norm, ids)
+    return Truth(layers, out.logits[0].float())
+
+
+@torch.inference_mode()
+def headless_rows(folder: Path, ids: list[int]) -> list[NDArray[np.float32]]:
+    """``Truth.layers`` of a checkpoint without an LM head."""
+    model: Any = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    assert "lm_head" not in dict(model.named_modules())
+    model = getattr(model, "language_model", model)  # of a model with images
+    return forward(model, model.norm, ids)[0]
+
+
+def forward(model: Any, norm: torch.nn.Module, ids: list[int]) -> tuple[list[NDArray[np.float32]], Any]:
+    """Rows of every layer, and all that the model gave."""
     final: list[torch.Tensor] = []
-    hook = model.model.norm.register_forward_hook(lambda module, args, out: final.append(out))
+    hook = norm.register_forward_hook(lambda module, args, out: final.append(out))
     try:
         out = model(torch.tensor([ids]), output_hidden_states=True, use_cache=False)
     finally:
         hook.remove()
     assert len(final) == 1
-    layers = [*out.hidden_states[:-1], final[0]]
-    return Truth([layer[0].float().numpy() for layer in layers], out.logits[0].float())
+    return [layer[0].float().numpy() for layer in (*out.hidden_states[:-1], final[0])], out
 
 
 def furthest(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> float:

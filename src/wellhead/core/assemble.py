@@ -72,6 +72,7 @@ class Assembled:
             "model_path": config.model_path,
             "served_model_name": config.served_model_name,
             "architecture": self.spec.architecture,
+            "is_generation": self.spec.has_head,
             "dtype": config.dtype,
             "quantization": config.quantization,
             "device": config.device,
@@ -142,7 +143,7 @@ def assemble(options: EngineConfig) -> Assembled:
             clock.lap("graphs")
         undo.pop_all()
     special = tokenizer.special_ids if tokenizer is not None else frozenset[int]()
-    limits = Limits(config, spec.vocab_size, tokenizer is not None, special)
+    limits = Limits(config, spec.vocab_size, tokenizer is not None, special, spec.has_head)
     return Assembled(core, config, spec, ops, tokenizer, limits, clock.laps, ranks)
 
 
@@ -155,6 +156,12 @@ def _tokenizer(options: EngineConfig, path: Path) -> Tokenizer | None:
 def _check_early(options: EngineConfig, spec: ModelSpec) -> None:
     """What can be refused before gigabytes are read."""
     resolve_layers(options.capture_layers, spec.layers, "capture_layers")
+    if not spec.has_head and options.speculation().algorithm:
+        raise InvalidConfig(
+            f"speculative_algorithm {options.speculative_algorithm} drafts tokens, but {spec.architecture} has no LM head to "
+            "judge them",
+            param="speculative_algorithm",
+        )
     if options.context_length is not None and options.context_length > spec.context_length:
         raise InvalidConfig(
             f"context_length {options.context_length} exceeds the model's {spec.context_length}", param="context_length"

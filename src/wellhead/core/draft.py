@@ -12,7 +12,8 @@ from wellhead.models.decoder import Decoder
 from wellhead.models.draft import StandaloneDraft
 from wellhead.models.eagle import Eagle3Draft, EagleDraft
 from wellhead.models.eagle_files import EagleFiles, eagle_spec
-from wellhead.models.locate import load_spec, locate, read_json
+from wellhead.models.json_file import read_json
+from wellhead.models.locate import load_spec, locate
 from wellhead.models.spec import ModelSpec
 from wellhead.models.weights import checkpoint_dtype, open_weights
 from wellhead.runner.speculative import Draft
@@ -40,6 +41,8 @@ class DraftFiles:
         path = locate(options.speculative_draft_model_path or "")
         eagle = eagle_spec(path, target.layers, three=algorithm is Algorithm.EAGLE3) if algorithm.reads_target else None
         model = load_spec(path) if eagle is None else eagle.model
+        if not model.has_head and eagle is None:
+            raise _refuse(f"is {model.architecture}, which has no LM head: it cannot propose tokens")
         if eagle is None:
             context = options.context_length or target.context_length
             if model.context_length < context:
@@ -64,6 +67,8 @@ class DraftFiles:
                 return StandaloneDraft(Decoder(weights.spec, ops, weights.get, positions))
         if self.eagle.spec.three:
             return Eagle3Draft(self.eagle, ops, positions, target.embedding)
+        if target.head is None:  # ``assemble`` refuses this before anything is read
+            raise _refuse("shares its target's LM head, and the target has none")
         return EagleDraft(self.eagle, ops, positions, target.embedding, target.head)
 
 

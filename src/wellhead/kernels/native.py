@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from wellhead.config import PAGE_SIZES
 from wellhead.errors import InvalidConfig
 from wellhead.kernels import build, fakes
 from wellhead.kernels.int8 import rounded, widened
-from wellhead.kernels.ops import Activation, KVPages, Packed, Packing, Peak
+from wellhead.kernels.ops import KVPages, Packed, Packing, Peak
 from wellhead.kernels.plain import SUPPORTED, check_glu, check_weights
+from wellhead.types import Activation
 
 BLOCK = 32  # columns of a packed block; kCols of csrc/numbers.h
-PAGE_SIZES = (16, 32, 64, 128)
 LARGEST_INT8 = 65536  # inputs of an int8 product: 255 * 127 * this is what 32 bits hold
 
 
@@ -48,6 +50,7 @@ class NativeOps:
         self._attend = kernels.attend.default
         self._pairs = dtype == torch.bfloat16
         failure = self._probe()
+        self._no_pairs = failure if self._pairs else None
         if failure and self._pairs:
             self._pairs = False
             failure = self._probe()
@@ -207,13 +210,34 @@ class NativeOps:
         kv.data[target].copy_(kv.data[source])
 
     def describe(self) -> dict[str, Any]:
-        """Name, device, dtype, the widest instructions in use, and in which dtype products are made."""
+        """Name, device, dtype, the instructions of row-wise work, and in which dtype and by which unit products are made."""
+        products, unit = ("bfloat16", torch.ops.wellhead.unit16()) if self._pairs else ("float32", float_unit())
         return {
             "name": self.name,
             "device": "cpu",
             "dtype": str(self.dtype).removeprefix("torch."),
             "instruction_set": torch.backends.cpu.get_cpu_capability(),
-            "products": "bfloat16" if self._pairs else "float32",
+            "products": products,
+            "unit": unit,
+            "int8_unit": torch.ops.wellhead.unit8(),
+            "why": self._why(products, unit),
             "batch_invariant": self.batch_invariant,
             "why_not_native": None,
         }
+
+    def _why(self, products: str, unit: str) -> str:
+        """A sentence about ``describe``'s choice."""
+        made = f"products of {products} by {unit}"
+        name = str(self.dtype).removeprefix("torch.")
+        if name == products:
+            return made
+        reason = f", since this processor does not multiply them as they are: {self._no_pairs}" if self._no_pairs else ""
+        return f"{made}, {name} weights widened{reason}"
+
+
+def float_unit(capability: str | None = None, limit: str | None = None) -> str:
+    """The unit of float32 products: torch's level, and what ``ONEDNN_MAX_CPU_ISA`` leaves of it (both given by tests alone)."""
+    capability = torch.backends.cpu.get_cpu_capability() if capability is None else capability
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", "")) if limit is None else limit
+    below = limit.upper() in ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2")
+    return "AVX512" if capability.startswith("AVX512") and not below else "AVX2"

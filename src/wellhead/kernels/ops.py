@@ -14,11 +14,11 @@ K key-value heads, B page size, F inner size of the MLP.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 
-Activation = Literal["silu", "gelu_tanh"]
+from wellhead.types import Activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,5 +188,5 @@ class Ops(Protocol):
         ...
 
     def describe(self) -> dict[str, Any]:
-        """What a start-up line and ``/server_info`` say: name, instruction set, batch_invariant, why not native."""
+        """What a start-up line and ``/server_info`` say: name, instruction set, the unit of products, batch_invariant, why."""
         ...

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 
 from wellhead.errors import InvalidConfig
 from wellhead.kernels.int8 import product, rounded, widened
-from wellhead.kernels.ops import Activation, KVPages, Packed, Packing, Peak
+from wellhead.kernels.ops import KVPages, Packed, Packing, Peak
+from wellhead.types import Activation
 
 SUPPORTED = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -181,6 +182,8 @@ class PlainOps:
             "name": self.name,
             "device": str(self.device),
             "dtype": str(self.dtype).removeprefix("torch."),
+            "unit": None,
+            "why": "torch's own operators" + (f": {self._why}" if self._why else ""),
             "instruction_set": torch.backends.cpu.get_cpu_capability() if self.device.type == "cpu" else None,
             "batch_invariant": self.batch_invariant,
             "why_not_native": self._why,

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from wellhead.errors import InternalError
 from wellhead.kernels.ops import KVPages, Ops, Packed, Packing
 from wellhead.models.names import EMBEDDING, FINAL_NORM, HEAD
 from wellhead.models.rope import rope_table
 from wellhead.models.spec import ModelSpec
+from wellhead.models.tensors import Role, layer_tensors
 from wellhead.step import Tap
 
 GetTensor = Callable[[str], torch.Tensor]
@@ -62,28 +64,33 @@ class Loader:
     def block(self, at: str, i: int, ropes: list[torch.Tensor], *, attn_norm: bool = True) -> Block:
         """Layer ``i``, whose tensors' names begin with ``at``."""
         spec = self._spec
-        qkv = [f"{at}self_attn.{x}_proj" for x in "qkv"]
-        gate, up, down, o = (f"{at}{x}" for x in ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "self_attn.o_proj"))
-        post, before_mlp = (
-            "post_attention_layernorm",
-            "pre_feedforward_layernorm" if spec.post_norms else "post_attention_layernorm",
-        )
+        names = {(tensor.role, tensor.kind): at + tensor.name for tensor in layer_tensors(spec)}
+
+        def pack(*roles: Role) -> Packed:
+            return self.pack(*(names[role, "matrix"] for role in roles), int8=self._int8)
+
+        def bias(*roles: Role) -> torch.Tensor | None:
+            return self.vector(*(names[role, "bias"] for role in roles)) if (roles[0], "bias") in names else None
+
+        def norm(role: Role) -> torch.Tensor | None:
+            return self.norm(names[role, "norm"]) if (role, "norm") in names else None
+
         rope = spec.ropes[i]
         return Block(
-            attn_norm=self.norm(f"{at}input_layernorm.weight") if attn_norm else None,
-            qkv=self.pack(*(f"{n}.weight" for n in qkv), int8=self._int8),
-            qkv_bias=self.vector(*(f"{n}.bias" for n in qkv)) if spec.qkv_bias else None,
-            q_norm=self.norm(f"{at}self_attn.q_norm.weight") if spec.qk_norm else None,
-            k_norm=self.norm(f"{at}self_attn.k_norm.weight") if spec.qk_norm else None,
-            o=self.pack(f"{o}.weight", int8=self._int8),
-            o_bias=self.vector(f"{o}.bias") if spec.o_bias else None,
-            attn_post_norm=self.norm(f"{at}{post}.weight") if spec.post_norms else None,
-            mlp_norm=self.norm(f"{at}{before_mlp}.weight"),
-            gate_up=self._gate_up(f"{gate}.weight", f"{up}.weight"),
-            gate_up_bias=self.vector(f"{gate}.bias", f"{up}.bias") if spec.mlp_bias else None,
-            down=self.pack(f"{down}.weight", int8=self._int8),
-            down_bias=self.vector(f"{down}.bias") if spec.mlp_bias else None,
-            mlp_post_norm=self.norm(f"{at}post_feedforward_layernorm.weight") if spec.post_norms else None,
+            attn_norm=norm("attn_norm") if attn_norm else None,
+            qkv=pack("q", "k", "v"),
+            qkv_bias=bias("q", "k", "v"),
+            q_norm=norm("q_norm"),
+            k_norm=norm("k_norm"),
+            o=pack("o"),
+            o_bias=bias("o"),
+            attn_post_norm=norm("attn_post_norm"),
+            mlp_norm=self.norm(names["mlp_norm", "norm"]),
+            gate_up=self._gate_up(names["gate", "matrix"], names["up", "matrix"]),
+            gate_up_bias=bias("gate", "up"),
+            down=pack("down"),
+            down_bias=bias("down"),
+            mlp_post_norm=norm("mlp_post_norm"),
             rope=None if rope is None else ropes[rope],
             window=spec.windows[i],
         )
@@ -111,7 +118,12 @@ class Decoder:
         self.embedding = load.pack(EMBEDDING)
         self.blocks = [load.block(f"model.layers.{i}.", i, ropes) for i in range(spec.layers)]
         self._final_norm = load.norm(FINAL_NORM)
-        self.head = self.embedding if spec.tied_head else load.pack(HEAD)
+        self.head = self._head(load)
+
+    def _head(self, load: Loader) -> Packed | None:
+        if not self.spec.has_head:
+            return None
+        return self.embedding if self.spec.tied_head else load.pack(HEAD)
 
     def final_rows(self, ids: torch.Tensor, packing: Packing, kv: KVPages, tap: Tap, out: torch.Tensor | None) -> torch.Tensor:
         """Run the packed tokens ``ids`` (int64 ``[T]``) through all blocks, writing their keys and values.
@@ -153,7 +165,9 @@ class Decoder:
         after_attention_(self.spec, self.ops, self.blocks[layer], x, mixed)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """Final rows ``[k, H]`` -> logits, float32 ``[k, vocab_size]``."""
+        """Final rows ``[k, H]`` -> logits, float32 ``[k, vocab_size]``. Raises InternalError for a model without a head."""
+        if self.head is None:  # requests that need one are refused at the door
+            raise InternalError(f"{self.spec.architecture} has no LM head")
         logits = self.ops.linear(rows, self.head)
         cap = self.spec.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap

@@ -25,10 +25,10 @@ import torch
 
 from wellhead.errors import UnsupportedModel, WeightsError
 from wellhead.models.fields import Fields, refuse_what_no_family_has
+from wellhead.models.json_file import read_json
 from wellhead.models.llama import llama
-from wellhead.models.locate import read_json
-from wellhead.models.names import layer_tensors
 from wellhead.models.spec import ModelSpec
+from wellhead.models.tensors import layer_tensors
 from wellhead.models.weights import Handle, open_shard, shards
 
 _FLOATS = ("F32", "BF16", "F16")
@@ -159,12 +159,11 @@ def expected_tensors(spec: EagleSpec) -> dict[str, tuple[int, ...]]:
         shapes["fc.bias"] = (hidden,)
     if not spec.three:
         for i in range(model.layers):
-            shapes |= {f"layers.{i}.{name}": shape for name, shape in layer_tensors(model).items()}
-        del shapes["layers.0.input_layernorm.weight"]
+            shapes |= {f"layers.{i}.{t.name}": t.shape for t in layer_tensors(model) if i or t.role != "attn_norm"}
         return shapes
-    for name, shape in layer_tensors(model).items():
-        wide = name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
-        shapes[f"midlayer.{name}"] = (shape[0], 2 * hidden) if wide else shape
+    for t in layer_tensors(model):
+        wide = t.kind == "matrix" and t.role in ("q", "k", "v")
+        shapes[f"midlayer.{t.name}"] = (t.shape[0], 2 * hidden) if wide else t.shape
     shapes["midlayer.hidden_norm.weight"] = shapes["norm.weight"] = (hidden,)
     shapes["lm_head.weight"] = (spec.draft_vocab, hidden)
     return shapes

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wellhead.errors import UnsupportedModel
-from wellhead.models.spec import Activation, DType
+from wellhead.types import Activation, DType
 
 _LARGEST = 2**31
 _MOST_LAYERS = 4096

@@ -7,6 +7,8 @@ What a reader must know, since the file does not say it:
 - ``gemma3`` files leave out the local rope base, the pattern of sliding layers and the attention scale.
 - Some files carry an output matrix apart from the embedding where the original model ties them (Qwen 2.5 0.5B): they
   were quantised apart, so the file is followed and the head is not tied.
+- Rope scaling is linear where a factor is given without a type, and files of 2023 call the factor ``rope.scale_linear``;
+  a factor of 0 is none. (llama.cpp reads them so.)
 - Numbers are float32: an epsilon of 1e-6 reads as 9.99999997e-07 and is rounded back to the decimal it came from.
 """
 
@@ -27,6 +29,7 @@ from wellhead.gguf_file import GGUFFile, GGUFTensor, read_gguf
 from wellhead.models.names import expected_tensors
 from wellhead.models.registry import spec_from_config
 from wellhead.models.spec import ModelSpec
+from wellhead.models.tensors import TOP, Role, all_tensors, modules
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -34,29 +37,52 @@ _ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
 }
-_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_GEMMA_LAYER = {
-    **_LAYER,
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
+#: GGUF's names of what a tensor is for; those of a layer stand behind ``blk.{i}.``.
+_TOP: dict[str, Role] = {"token_embd": "embedding", "output_norm": "final_norm", "output": "head"}
+_LAYER: dict[str, Role] = {
+    "attn_norm": "attn_norm",
+    "attn_q": "q",
+    "attn_k": "k",
+    "attn_v": "v",
+    "attn_output": "o",
+    "attn_q_norm": "q_norm",
+    "attn_k_norm": "k_norm",
+    "post_attention_norm": "attn_post_norm",
+    "ffn_norm": "mlp_norm",
+    "ffn_gate": "gate",
+    "ffn_up": "up",
+    "ffn_down": "down",
+    "post_ffw_norm": "mlp_post_norm",
 }
 _ROPE_FACTORS = "rope_freqs.weight"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _GEMMA_27B_LAYERS = 62  # the one size whose attention scale is not that of its head size
+#: Of ``rope.*`` and ``attention.*``: what is read here, or changes no number. Every other key refuses the file.
+_UNDERSTOOD = frozenset(
+    {
+        "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
+        "attention.layer_norm_rms_epsilon", "attention.sliding_window", "rope.dimension_count", "rope.freq_base",
+        "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length",
+        "rope.scaling.finetuned", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
+    }
+)  # fmt: skip
+_GEMMA_UNDERSTOOD = frozenset({"attention.sliding_window_pattern", "rope.freq_base_swa"})
+#: Understood with this value alone, at which they change nothing.
+_IDLE_AT: dict[str, bool | float] = {
+    "attention.causal": True,
+    "attention.clamp_kqv": 0.0,
+    "attention.max_alibi_bias": 0.0,
+    "rope.scaling.alpha": 0.0,
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.yarn_attn_factor": 1.0,
+    "rope.scaling.yarn_ext_factor": 1.0,
+    "rope.scaling.yarn_log_multiplier": 0.0,
+}
+#: Sizes of a head that may be given apart, for values, rotated channels and sliding layers: only all alike.
+_HEAD_SIZES = (
+    "attention.value_length", "attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count",
+    "rope.dimension_count_swa",
+)  # fmt: skip
 _CHUNK = 2**22  # elements dequantised at a time: what a tensor needs beyond itself stays small
 
 
@@ -77,6 +103,7 @@ class GGUFWeights:
         self.spec = spec
         self._path = path
         self._gguf_architecture = file.metadata.get("general.architecture")
+        self._roles = {tensor.name: (tensor.role, tensor.kind) for tensor in all_tensors(spec)}
         self._tensors = self._named(file)
         _check_layout(file)
         self._data: np.memmap[Any, np.dtype[np.uint8]] | None = np.memmap(path, dtype=np.uint8, mode="r")
@@ -88,12 +115,11 @@ class GGUFWeights:
         if self._data is None or name not in self._tensors:
             raise WeightsError(f"{self._path}: no tensor {name}" + (" (closed)" if self._data is None else ""))
         values = _dequantise(self._data, self._tensors[name])
-        if self._gguf_architecture == "gemma3" and name.endswith("norm.weight"):
+        role, kind = self._roles[name]
+        if self._gguf_architecture == "gemma3" and kind == "norm":
             values -= 1.0
-        if self._gguf_architecture == "llama" and ".self_attn.q_proj." in name:
-            values = _halves(values, self.spec.heads)
-        if self._gguf_architecture == "llama" and ".self_attn.k_proj." in name:
-            values = _halves(values, self.spec.kv_heads)
+        if self._gguf_architecture == "llama" and role in ("q", "k"):
+            values = _halves(values, self.spec.heads if role == "q" else self.spec.kv_heads)
         return torch.from_numpy(values)
 
     def part(self, name: str, axis: int, first: int, end: int) -> torch.Tensor:
@@ -137,11 +163,12 @@ def _config(file: GGUFFile) -> dict[str, Any]:
     if "token_embd.weight" not in file.tensors:
         raise WeightsError(f"{file.path}: tensor token_embd.weight is missing")
     own = {key.removeprefix(f"{architecture}."): value for key, value in file.metadata.items()}
+    _refuse_unknown(file, own)
     heads, hidden = own.get("attention.head_count"), own.get("embedding_length")
     if not isinstance(heads, int) or not isinstance(hidden, int) or heads < 1:
         raise UnsupportedModel(f"{file.path}: head_count {heads!r} and embedding_length {hidden!r} must be whole numbers")
     head_dim = own.get("attention.key_length", hidden // heads)
-    for key in ("attention.value_length", "rope.dimension_count"):
+    for key in _HEAD_SIZES:
         if own.get(key, head_dim) != head_dim:
             raise UnsupportedModel(f"{file.path}: {key} {own[key]} differs from the head size {head_dim}")
     ends = [file.metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
@@ -174,6 +201,19 @@ def _config(file: GGUFFile) -> dict[str, Any]:
     return config
 
 
+def _refuse_unknown(file: GGUFFile, own: dict[str, Any]) -> None:
+    """Refuse what concerns rotation or attention and is not understood: ignored, it would give another model's rows."""
+    gemma = file.metadata["general.architecture"] == "gemma3"
+    understood = _UNDERSTOOD | _GEMMA_UNDERSTOOD if gemma else _UNDERSTOOD
+    for key, value in own.items():
+        concerns = {"rope", "attention"}.intersection(key.split(".")[:-1]) and not key.startswith(("general.", "tokenizer."))
+        if not concerns or key in understood or key in _HEAD_SIZES:
+            continue
+        if key not in _IDLE_AT or value != _IDLE_AT[key]:
+            known = f"; only {_IDLE_AT[key]} is" if key in _IDLE_AT else ""
+            raise UnsupportedModel(f"{file.path}: the metadata's {key} ({str(value)[:40]}) is not supported{known}")
+
+
 def _gemma(own: dict[str, Any], hidden: int, heads: int, head_dim: int) -> dict[str, Any]:
     scale_of = hidden // heads if own.get("block_count") == _GEMMA_27B_LAYERS else head_dim
     gemma = {
@@ -188,22 +228,24 @@ def _gemma(own: dict[str, Any], hidden: int, heads: int, head_dim: int) -> dict[
 
 
 def _rope_scaling(file: GGUFFile, own: dict[str, Any], head_dim: int) -> dict[str, Any] | None:
+    kind = own.get("rope.scaling.type", "linear")
+    factor = own.get("rope.scaling.factor", own.get("rope.scale_linear", 0.0))
+    scales = kind != "none" and factor not in (0, 1)
     if _ROPE_FACTORS in file.tensors:
+        if scales:
+            raise UnsupportedModel(f"{file.path}: {_ROPE_FACTORS} together with rope scaling by {factor} is not supported")
         return _llama3_from_factors(file, own, head_dim)
-    kind = own.get("rope.scaling.type", "none")
-    if kind == "none":
-        return None
-    if kind not in ("linear", "yarn"):
+    if kind not in ("none", "linear", "yarn"):
         raise UnsupportedModel(f"{file.path}: rope scaling {kind!r} is not supported")
+    if not scales:
+        return None
     scaling = {
         "rope_type": kind,
-        "factor": own.get("rope.scaling.factor"),
+        "factor": factor,
         "original_max_position_embeddings": own.get("rope.scaling.original_context_length"),
         "beta_fast": own.get("rope.scaling.yarn_beta_fast"),
         "beta_slow": own.get("rope.scaling.yarn_beta_slow"),
     }
-    if own.get("rope.scaling.attn_factor", 1.0) != 1.0 or own.get("rope.scaling.yarn_log_multiplier"):
-        raise UnsupportedModel(f"{file.path}: yarn with an attention factor of its own is not supported")
     return {key: value for key, value in scaling.items() if value is not None}
 
 
@@ -245,9 +287,10 @@ def _hugging_face_name(name: str, gemma: bool) -> str:
     """Our name for a tensor; an unknown one is returned as it is, which no model expects."""
     base, _, suffix = name.rpartition(".")
     if base in _TOP:
-        return f"{_TOP[base]}.{suffix}"
+        return f"{TOP[_TOP[base]]}.{suffix}"
     block, _, kind = base.partition(".")[2].partition(".")
-    known = (_GEMMA_LAYER if gemma else _LAYER).get(kind)
+    role = _LAYER.get(kind)
+    known = modules(post_norms=gemma).get(role) if role else None
     return f"model.layers.{block}.{known}.{suffix}" if base.startswith("blk.") and known else name
 
 

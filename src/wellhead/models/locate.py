@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 from wellhead.errors import ModelError, WeightsError
+from wellhead.models.json_file import read_json
 from wellhead.models.registry import spec_from_config
 from wellhead.models.spec import ModelSpec
 
 # Never *.bin (pickle) and never *.py (remote code).
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt"]
-_LARGEST_JSON = 64 * 2**20
 
 
 def locate(model_path: str | os.PathLike[str]) -> Path:
@@ -48,21 +46,6 @@ def load_spec(path: Path) -> ModelSpec:
 
         config["dtype"] = checkpoint_dtype(path)
     return spec_from_config(config, read_json(generation) if generation.exists() else None)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Errors: ModelError naming the file."""
-    try:
-        if path.stat().st_size > _LARGEST_JSON:
-            raise ModelError(f"{path} is larger than {_LARGEST_JSON >> 20} MiB")
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"no such file: {path}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} holds no JSON object")
-    return value
 
 
 def _inside(folder: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from wellhead.errors import UnsupportedModel
@@ -14,25 +15,20 @@ from wellhead.models.qwen2 import qwen2
 from wellhead.models.qwen3 import qwen3
 from wellhead.models.spec import ModelSpec
 
-FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
-    "LlamaForCausalLM": llama,
-    "SmolLM3ForCausalLM": smollm3,
-    "MistralForCausalLM": mistral,
-    "Qwen2ForCausalLM": qwen2,
-    "Qwen3ForCausalLM": qwen3,
-    "Gemma3ForCausalLM": gemma3,
-    "Gemma3ForConditionalGeneration": gemma3_text_part,
-}
-
-_BY_MODEL_TYPE = {
-    "llama": "LlamaForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "gemma3": "Gemma3ForConditionalGeneration",
-}
+ToSpec = Callable[[Fields], ModelSpec]
+#: ``model_type``, the architecture with its LM head, that without (what ``AutoModel.save_pretrained`` writes), who reads both.
+_TABLE: tuple[tuple[str, str, str, ToSpec], ...] = (
+    ("llama", "LlamaForCausalLM", "LlamaModel", llama),
+    ("smollm3", "SmolLM3ForCausalLM", "SmolLM3Model", smollm3),
+    ("mistral", "MistralForCausalLM", "MistralModel", mistral),
+    ("qwen2", "Qwen2ForCausalLM", "Qwen2Model", qwen2),
+    ("qwen3", "Qwen3ForCausalLM", "Qwen3Model", qwen3),
+    ("gemma3_text", "Gemma3ForCausalLM", "Gemma3TextModel", gemma3),
+    ("gemma3", "Gemma3ForConditionalGeneration", "Gemma3Model", gemma3_text_part),
+)
+FAMILIES: dict[str, ToSpec] = {with_head: read for _, with_head, _, read in _TABLE}
+_HEADLESS: dict[str, ToSpec] = {headless: read for _, _, headless, read in _TABLE}
+_BY_MODEL_TYPE = {model_type: with_head for model_type, with_head, _, _ in _TABLE}
 
 
 def spec_from_config(config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None) -> ModelSpec:
@@ -48,6 +44,8 @@ def spec_from_config(config: Mapping[str, Any], generation_config: Mapping[str, 
     refuse_what_no_family_has(fields)
     if isinstance(config.get("text_config"), dict):
         refuse_what_no_family_has(Fields(config["text_config"], architecture))
+    if architecture in _HEADLESS:
+        return replace(_HEADLESS[architecture](fields), has_head=False, tied_head=False)
     return FAMILIES[architecture](fields)
 
 
@@ -56,6 +54,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
     named = config.get("architectures")
     names = named if isinstance(named, list) and named else [_BY_MODEL_TYPE.get(str(model_type), model_type)]
     for name in names:
-        if isinstance(name, str) and name in FAMILIES:
+        if isinstance(name, str) and (name in FAMILIES or name in _HEADLESS):
             return name
-    raise UnsupportedModel(f"architecture {', '.join(map(str, names))} is not supported; supported: {', '.join(FAMILIES)}")
+    supported = ", ".join([*FAMILIES, *_HEADLESS])
+    raise UnsupportedModel(f"architecture {', '.join(map(str, names))} is not supported; supported: {supported}")

@@ -19,11 +19,9 @@ def flat_rope(fields: Fields, head_dim: int, context: int, default_theta: float 
     else from the config itself, else the family's default: the order of transformers.
     """
     params = dict(_mapping(fields, "rope_scaling") or _mapping(fields, "rope_parameters") or {})
-    layered = [params[key] for key in ("full_attention", "sliding_attention") if isinstance(params.get(key), dict)]
-    if layered:
-        if any(entry != layered[0] for entry in layered):
-            raise fields.refuse("rope_parameters that differ between layer types are not supported for this family")
-        params = dict(layered[0])
+    for key, value in params.items():
+        if isinstance(value, dict):  # transformers rotates such a model as if nothing were said
+            raise fields.refuse(f"rope parameters by layer type ({key}) are not supported for this family; give them unnested")
     params.setdefault("rope_theta", fields.config.get("rope_theta"))
     return rope_spec(fields, params, head_dim, context, default_theta)
 

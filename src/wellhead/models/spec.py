@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from wellhead.errors import UnsupportedModel
+from wellhead.types import Activation, DType
 
-Activation = Literal["silu", "gelu_tanh"]
-DType = Literal["float32", "bfloat16", "float16"]
 RopeKind = Literal["default", "linear", "llama3", "yarn", "dynamic"]
 
 
@@ -49,6 +48,7 @@ class ModelSpec:
     two further norms a layer, on the outputs of attention and of the MLP before they join the residual.
     ``norm_plus_one``: every norm, q/k norms too, multiplies by ``1 + weight``. ``embed_scale`` multiplies the
     embeddings, after being rounded to the dtype in which the model runs.
+    ``has_head``: False for a model without an LM head (then ``tied_head`` is False too): its rows are all that it gives.
     ``logit_softcap``: ``cap * tanh(logits / cap)``.
 
     ``eos_token_ids`` may be empty: then nothing but a length or a stop string ends the text.
@@ -81,6 +81,7 @@ class ModelSpec:
     dtype: DType
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    has_head: bool = True
 
     def __post_init__(self) -> None:
         """Refuse what cannot be a model, so that the decoder never has to ask."""

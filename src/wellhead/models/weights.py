@@ -13,9 +13,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from wellhead.errors import UnsupportedModel, WeightsError
-from wellhead.models.locate import read_json
+from wellhead.models.json_file import read_json
 from wellhead.models.names import EMBEDDING, HEAD, expected_tensors
-from wellhead.models.spec import DType, ModelSpec
+from wellhead.models.spec import ModelSpec
+from wellhead.types import DType
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -78,7 +79,10 @@ def open_weights(path: Path, spec: ModelSpec) -> WeightSource:
     tied        only the head      the head is the embedding
     untied      present            two matrices, even when they are equal
     untied      absent             WeightsError
+    no head     present            WeightsError
     ==========  =================  ============================================================
+
+    *No head*: architectures such as ``Qwen3Model``, which ``AutoModel.save_pretrained`` writes.
 
     Errors: WeightsError naming file and tensor, for a tensor that is missing, left over, misshapen, or there twice;
     for a shard that is missing, outside the folder, or at odds with the index; for a torn or hostile header; for
@@ -166,7 +170,8 @@ class SafetensorsWeights:
             self._where[EMBEDDING] = self._where[HEAD]
         missing = [name for name in expected if name not in self._where]
         if missing:
-            raise WeightsError(f"{self._folder}: tensor {missing[0]} is missing{_and_more(missing)}")
+            hint = "; a model without its LM head says so by its architectures, such as LlamaModel" if missing == [HEAD] else ""
+            raise WeightsError(f"{self._folder}: tensor {missing[0]} is missing{_and_more(missing)}{hint}")
         left = [name for name in self._where if name not in expected and not (spec.tied_head and name == HEAD)]
         if left:
             file = self._where[left[0]][0]
@@ -197,7 +202,7 @@ def canonical_name(name: str, architecture: str) -> str | None:
     Models with images keep the language model under a prefix (two layouts are in use); models saved without their
     head lack the prefix ``model.``.
     """
-    if architecture == "Gemma3ForConditionalGeneration":
+    if architecture in ("Gemma3ForConditionalGeneration", "Gemma3Model"):
         parts = name.removeprefix("model.").split(".")
         if parts[0] in ("vision_tower", "multi_modal_projector"):
             return None

@@ -9,12 +9,9 @@ from torch.nn import functional as F
 
 from wellhead.errors import InvalidConfig
 from wellhead.models.decoder import GetTensor
-from wellhead.models.names import EMBEDDING, HEAD
 from wellhead.models.spec import ModelSpec
+from wellhead.models.tensors import Share, all_tensors
 from wellhead.models.weights import WeightSource
-
-#: The axis along which a tensor is cut, by the module that it belongs to: 0 cuts outputs, 1 inputs.
-_CUTS = {"q_proj": 0, "k_proj": 0, "v_proj": 0, "gate_proj": 0, "up_proj": 0, "o_proj": 1, "down_proj": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +46,27 @@ class Shard:
         """Tensors by Hugging Face's names, cut to this rank's part; no more than that is read where the format allows it."""
         whole = weights.spec
         mine = self.spec(whole)
+        tensors = {tensor.name: tensor for tensor in all_tensors(whole)}
 
         def get(name: str) -> torch.Tensor:
-            if name in (EMBEDDING, HEAD):
+            tensor = tensors[name]
+            if tensor.share is None:
+                return weights.get(name)
+            if tensor.share == "vocabulary":
                 first, rows = self.vocabulary(whole)
                 part = weights.part(name, 0, min(first, whole.vocab_size), min(first + rows, whole.vocab_size))
                 return F.pad(part, (0, 0, 0, rows - len(part))) if len(part) < rows else part
-            module, kind = name.split(".")[-2:]
-            axis = _CUTS.get(module)
-            if axis is None:
-                return weights.get(name)
-            if kind == "bias" and axis == 1:
+            if tensor.kind == "bias" and tensor.axis == 1:
                 bias = weights.get(name)
                 return torch.zeros_like(bias) if self.rank else bias
-            first, width = self._cut(module, whole, mine)
-            return weights.part(name, axis, first, first + width)
+            first, width = self._cut(tensor.share, whole, mine)
+            return weights.part(name, tensor.axis, first, first + width)
 
         return get
 
-    def _cut(self, module: str, whole: ModelSpec, mine: ModelSpec) -> tuple[int, int]:
+    def _cut(self, share: Share, whole: ModelSpec, mine: ModelSpec) -> tuple[int, int]:
         """First channel of this rank's part, and how many there are."""
-        if module in ("k_proj", "v_proj"):
+        if share == "keys":
             return self.rank * whole.kv_heads // self.size * whole.head_dim, mine.kv_heads * whole.head_dim
-        width = mine.heads * whole.head_dim if module in ("q_proj", "o_proj") else mine.ffn_size
+        width = mine.heads * whole.head_dim if share == "heads" else mine.ffn_size
         return self.rank * width, width

@@ -21,6 +21,7 @@ from wellhead.errors import (
     EmptyPrompt,
     InternalError,
     InvalidRequest,
+    NoLMHead,
     PromptTooLong,
     TokenOutOfRange,
     UnsupportedField,
@@ -53,12 +54,13 @@ TokenSpans = Callable[[str], list[tuple[int, int]]]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What requests are held against: the resolved configuration, the vocabulary, and whether there is a tokenizer."""
+    """What requests are held against: the resolved configuration, the vocabulary, and whether there are tokenizer and LM head."""
 
     config: Resolved
     vocab_size: int
     has_tokenizer: bool
     special_ids: frozenset[int] = frozenset()
+    has_head: bool = True
 
     @property
     def pool_tokens(self) -> int:
@@ -104,6 +106,8 @@ def normalize(
     ]
     reads = _reads(payload, prompts, sampling, single, limits, spans)
     logprobs = _logprobs(payload, count, single, prompts, limits)
+    if not limits.has_head:
+        _check_headless(sampling, logprobs)
     rids = _rids(payload, count, single)
     stream, timeout = _flag(payload, "stream"), _timeout(payload)
     requests = []
@@ -127,6 +131,23 @@ def normalize(
                 )
             )
     return Batch(tuple(requests), single and len(requests) == 1, count)
+
+
+def _check_headless(sampling: list[SamplingParams], logprobs: list[LogprobSpec | None]) -> None:
+    """Refuse what only an LM head could answer."""
+    for params in sampling:
+        if params.max_new_tokens:
+            raise NoLMHead(
+                f"max_new_tokens {params.max_new_tokens} asks for tokens, but this model was saved without its LM head and gives "
+                "hidden states alone; set max_new_tokens to 0",
+                param="max_new_tokens",
+            )
+    if any(spec is not None for spec in logprobs):
+        raise NoLMHead(
+            "return_logprob asks for log-probabilities, but this model was saved without its LM head and gives hidden states "
+            "alone",
+            param="return_logprob",
+        )
 
 
 def _check_fields(payload: Mapping[str, Any]) -> None:

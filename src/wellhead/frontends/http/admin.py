@@ -45,11 +45,12 @@ async def health(service: Service, http: HttpRequest) -> Response:
 
 
 async def health_generate(service: Service, http: HttpRequest) -> Response:
-    """One token through the engine; 503 if it does not come within 20 seconds."""
+    """One token through the engine (of a model without an LM head: one row); 503 if it does not come within 20 seconds."""
 
     def one_token(service: Service, payload: Payload) -> Wish[None]:
-        del service, payload
-        return Wish({"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0}, "timeout": 20.0}, None)
+        del payload
+        tokens = int(service.engine.assembled.spec.has_head)
+        return Wish({"input_ids": [0], "sampling_params": {"max_new_tokens": tokens, "temperature": 0}, "timeout": 20.0}, None)
 
     if service.draining:
         raise EngineClosed("the server is shutting down")
@@ -83,7 +84,7 @@ def _card(service: Service) -> dict[str, Any]:
     config = service.engine.assembled.config
     return {
         "id": service.model, "object": "model", "created": service.started, "owned_by": "wellhead", "root": config.model_path,
-        "max_model_len": config.context_length,
+        "max_model_len": config.context_length, "is_generation": service.engine.assembled.spec.has_head,
     }  # fmt: skip
 
 
@@ -93,10 +94,10 @@ async def model_info(service: Service, http: HttpRequest) -> Response:
     info = service.engine.info()
     names = (
         "model_path", "served_model_name", "architecture", "dtype", "return_hidden_states_mode", "capture_layers", "num_layers",
-        "hidden_size", "vocab_size", "context_length", "batch_invariant",
+        "is_generation", "hidden_size", "vocab_size", "context_length", "batch_invariant",
     )  # fmt: skip
     path = service.engine.config.tokenizer_path or info["model_path"]
-    facts = {"tokenizer_path": path, "is_generation": True, "has_chat_template": _has_template(service)}
+    facts = {"tokenizer_path": path, "has_chat_template": _has_template(service)}
     return reply({**{name: info[name] for name in names}, **facts, "weight_version": "default"})
 
 

@@ -72,6 +72,7 @@ STATUS: Mapping[str, int] = MappingProxyType(
         "empty_prompt": 400,
         "token_out_of_range": 400,
         "prompt_too_long": 400,
+        "no_lm_head": 400,
         "capture_disabled": 400,
         "capture_above_ceiling": 400,
         "invalid_config": 500,

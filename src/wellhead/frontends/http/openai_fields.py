@@ -61,6 +61,7 @@ CALLED: Mapping[str, str] = MappingProxyType(
         **{f"sampling_params.{name}": called for called, name in SAMPLING.items()},
         "sampling_params.max_new_tokens": "max_tokens",
         "max_new_tokens": "max_tokens",
+        "return_logprob": "logprobs",
         "top_logprobs_num": "logprobs",
     }
 )
