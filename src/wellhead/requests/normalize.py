@@ -23,6 +23,7 @@ from wellhead.errors import (
     TokenOutOfRange,
     UnsupportedField,
 )
+from wellhead.requests.limits import Limits
 from wellhead.requests.sampling import is_finite_number, normalize_sampling
 from wellhead.types import CaptureMode, CaptureSpec, LogprobSpec, Pooling, Request, SamplingParams
 
@@ -43,19 +44,6 @@ FIELDS = frozenset(
 )  # fmt: skip
 
 Encode = Callable[[list[str]], list[list[int]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What requests are held against: the resolved configuration, the vocabulary, and whether there is a tokenizer."""
-
-    config: Resolved
-    vocab_size: int
-    has_tokenizer: bool
-
-    @property
-    def pool_tokens(self) -> int:
-        return self.config.max_total_tokens
 
 
 @dataclass(frozen=True, slots=True)
