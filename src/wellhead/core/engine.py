@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from wellhead.cache.space import Space
@@ -64,7 +64,7 @@ class Counters:
 class Core:
     """Submit, abort, step. Not thread-safe: whoever owns it calls it from one thread.
 
-    Every request that ``submit`` took gets exactly one terminal output from a later ``step`` (or from ``abort_all``).
+    Every request that ``submit`` took gets exactly one terminal output from a later ``step`` (or from ``fail_all``).
     """
 
     def __init__(
@@ -109,14 +109,25 @@ class Core:
 
     def abort(self, rid: str) -> int:
         """End every sequence of the request ``rid`` (all its samples); how many there were. Outputs come with the next step."""
-        mine = [s for s in self.scheduler.all() if rid in (s.request.rid, s.key)]
-        for seq in mine:
-            self._end(seq, RequestAborted(f"request {rid!r} was aborted"))
-        self.counters.aborted += len(mine)
-        return len(mine)
+        return self._abort(self.scheduler.of_request(rid))
 
-    def abort_all(self, error: WellheadError) -> list[Output]:
-        """End everything with this error; the terminal outputs."""
+    def abort_keys(self, keys: Iterable[str]) -> int:
+        """End these sequences, by ``Request.key``, those that are not done; how many that were. Outputs as for ``abort``."""
+        there = (self.scheduler.get(key) for key in dict.fromkeys(keys))
+        return self._abort([seq for seq in there if seq is not None])
+
+    def abort_all(self) -> int:
+        """End every sequence, in one pass; how many there were. Outputs come with the next step."""
+        return self._abort(self.scheduler.all())
+
+    def _abort(self, sequences: list[Sequence]) -> int:
+        for seq in sequences:
+            self._end(seq, RequestAborted(f"request {seq.request.rid!r} was aborted"))
+        self.counters.aborted += len(sequences)
+        return len(sequences)
+
+    def fail_all(self, error: WellheadError) -> list[Output]:
+        """End everything with this error, for the engine's own end; the terminal outputs."""
         for seq in self.scheduler.all():
             self._end(seq, error)
         ended, self._ended = self._ended, []
@@ -221,10 +232,8 @@ class Core:
         self._end(seq, InternalError(f"request {seq.request.rid!r} could not be scheduled"))
 
     def _expire(self) -> None:
-        now = time.monotonic()
-        for seq in self.scheduler.all():
-            if seq.deadline is not None and now > seq.deadline:
-                self._end(seq, RequestTimeout(f"request {seq.request.rid!r} ran out of its {seq.request.timeout:g} s"))
+        for seq in self.scheduler.overdue(time.monotonic()):
+            self._end(seq, RequestTimeout(f"request {seq.request.rid!r} ran out of its {seq.request.timeout:g} s"))
 
     def _end(self, seq: Sequence, error: WellheadError) -> None:
         self.scheduler.drop(seq)
@@ -254,6 +263,6 @@ class Core:
     def check_integrity(self) -> None:
         """Raise ``InternalError`` unless pages, leases and sequences agree; for tests, after every engine test."""
         self.space.check_integrity()
-        leased = {id(s.lease) for s in self.scheduler.running}
+        leased = {id(s.lease) for s in self.scheduler.running.values()}
         if len(leased) != self.space.leases or any(s.lease is not None for s in self.scheduler.waiting.values()):
             raise InternalError(f"{self.space.leases} leases are out, {len(leased)} sequences run")

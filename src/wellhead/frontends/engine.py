@@ -142,8 +142,7 @@ class Engine:
         return begun
 
     def _abandon(self, keys: set[str]) -> None:
-        for key in keys:
-            self.loop.abort(key)
+        self.loop.abort_keys(keys)
 
     def _iterate(self, batch: Batch, outputs: Iterator[Output]) -> Iterator[dict[str, Any]]:
         replies = self._replies(batch)
@@ -317,8 +316,7 @@ class Engine:
                     yield index.pop(output.key), result_of(output)
         finally:
             bar.close()
-            for key in index:
-                self.loop.abort(key)
+            self.loop.abort_keys(index)
 
     def _submit_part(
         self, part: list[tuple[int, Any]], fields: dict[str, Any], reply: Callable[[Output], None], index: dict[str, int]

@@ -120,8 +120,7 @@ class Local:
                 yield from line.leave()
             yield from line.leave()
         finally:
-            for key in way:
-                self._engine.loop.abort(key)
+            self._engine.loop.abort_keys(way)
 
     def _take(self, way: dict[str, tuple[Slot, int]], done: queue.SimpleQueue[Output]) -> None:
         from wellhead.frontends.engine import result_of

@@ -192,7 +192,7 @@ async def abort_request(service: Service, http: HttpRequest) -> Response:
         raise InvalidRequest("rid must be a string", param="rid")
 
     def abort(core: Core) -> int:
-        return core.abort(rid) if rid is not None else sum(core.abort(seq.key) for seq in core.scheduler.all())
+        return core.abort(rid) if rid is not None else core.abort_all()
 
     return reply({"aborted": await service.call(abort)})
 

@@ -228,10 +228,9 @@ class Running(Generic[J]):
         self._abort()
 
     def _abort(self) -> None:
-        keys = list(self.open)
-        if keys:
+        if self.open:
             with contextlib.suppress(WellheadError):
-                self.service.engine.loop.call(lambda core: [core.abort(key) for key in keys])
+                self.service.engine.loop.abort_keys(self.open)
 
 
 async def _until_gone(http: HttpRequest) -> None:
