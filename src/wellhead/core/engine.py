@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 
 from wellhead.cache.space import Space
 from wellhead.capture.sink import make_sink
@@ -14,6 +13,7 @@ from wellhead.config import Resolved
 from wellhead.core.flight import Flight, Runway, filled
 from wellhead.core.latency import Latencies
 from wellhead.errors import EngineClosed, InternalError, Overloaded, RequestAborted, RequestTimeout, WellheadError
+from wellhead.metrics.snapshot import Snapshot
 from wellhead.requests.text import TextStreams
 from wellhead.results.processor import Processor
 from wellhead.scheduler.scheduler import Scheduler
@@ -47,11 +47,14 @@ class Counters:
     verified_tokens: int = 0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
-    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=256))
+
+    def drafted(self, seconds: float) -> None:
+        """Drafts were made, wherever that was."""
+        self.draft_seconds += seconds
 
     def speculated(self, plan: Plan, result: StepResult, seconds: float) -> None:
         """A step ran; of its time, ``result.draft_seconds`` went to a draft model, the rest to judging drafts if it had any."""
-        self.draft_seconds += result.draft_seconds
+        self.drafted(result.draft_seconds)
         judged = [(row.drafts, len(got.tokens)) for row, got in zip(plan.rows, result.rows, strict=True) if row.drafts]
         if judged:
             self.verify_seconds += seconds - result.draft_seconds
@@ -73,9 +76,9 @@ class Core:
         self.config = config
         self.runner = runner
         self.space = Space(config.pages, config.page_size, prefix_cache=config.prefix_cache)
-        self.scheduler = Scheduler(config, self.space, eos_ids)
         self.results = Processor(config.dtype, eos_ids, texts.decode if texts is not None else None)
         self.counters = Counters()
+        self.scheduler = Scheduler(config, self.space, eos_ids, self.counters.drafted)
         self.latencies = Latencies()
         self._hidden_size = hidden_size
         self._texts = texts
@@ -137,6 +140,20 @@ class Core:
         """Forget all cached prefixes; False, and nothing done, while requests run."""
         return self.space.flush()
 
+    def snapshot(self) -> Snapshot:
+        """The numbers that others may read of this core; in a step's pause, on its own thread."""
+        counters, judged = asdict(self.counters), self.counters.verify_steps
+        verified = counters.pop("verified_tokens")
+        counters |= {"preemptions": self.scheduler.preemptions, "evictions": self.space.evictions}
+        return Snapshot(
+            counters=counters,
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            accept_length=verified / judged if judged else 0.0,
+            pages=self.space.counts(),
+            latencies=self.latencies.copies(),
+        )
+
     # --- one step -----------------------------------------------------------------------------------------------
 
     def step(self) -> list[Output]:
@@ -153,7 +170,6 @@ class Core:
         return ended + outputs
 
     def _begin(self) -> list[Output]:
-        started = time.perf_counter()
         plan = self.scheduler.plan()
         if not plan.rows:
             if not self.scheduler.idle and not self._ended:
@@ -163,7 +179,7 @@ class Core:
             self._take_off(plan)
             return []
         self.latencies.begin(plan)
-        return self._attempt(plan, lambda: self.runner.run(plan), started)
+        return self._attempt(plan, lambda: self.runner.run(plan))
 
     def _take_off(self, plan: Plan) -> None:
         self.latencies.begin(plan)
@@ -186,9 +202,9 @@ class Core:
                 self._take_off(following)
             return result
 
-        return self._attempt(flight.plan, wait, flight.started)
+        return self._attempt(flight.plan, wait)
 
-    def _attempt(self, plan: Plan, run: Callable[[], StepResult], started: float) -> list[Output]:
+    def _attempt(self, plan: Plan, run: Callable[[], StepResult]) -> list[Output]:
         outputs = []
         try:
             outputs = self._judge(plan, run)
@@ -197,7 +213,6 @@ class Core:
         except Exception as error:
             log.exception("step %d failed", plan.number)
             self._fail(plan, error)
-        self.counters.step_seconds.append(time.perf_counter() - started)
         return outputs
 
     def _judge(self, plan: Plan, run: Callable[[], StepResult]) -> list[Output]:

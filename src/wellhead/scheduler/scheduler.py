@@ -11,7 +11,7 @@ prefix first) a request that was passed over ``PATIENCE`` times goes before thos
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,10 +32,12 @@ LOOKAHEAD = 128
 class Scheduler:
     """Owns the queue, the running sequences and their leases."""
 
-    def __init__(self, config: Resolved, space: Space, eos_ids: tuple[int, ...]) -> None:
+    def __init__(self, config: Resolved, space: Space, eos_ids: tuple[int, ...], drafted: Callable[[float], None]) -> None:
+        """``drafted`` is told the seconds that went into looking up drafts."""
         self._config = config
         self.space = space
         self._eos_ids = eos_ids
+        self._drafted = drafted
         self.waiting: SortedDict = SortedDict()
         self.running: dict[int, Sequence] = {}  # by order
         self._by_key: dict[str, Sequence] = {}
@@ -44,7 +46,6 @@ class Scheduler:
         self._flying: dict[str, PlanRow] = {}  # rows of the step that runs while the next is planned; else empty
         self._number = 0
         self.preemptions = 0
-        self.draft_seconds = 0.0
 
     # --- the door -----------------------------------------------------------------------------------------------
 
@@ -200,7 +201,7 @@ class Scheduler:
             return NO_TOKENS
         started = time.perf_counter()
         drafts = seq.speculation.propose(seq.tokens, most)
-        self.draft_seconds += time.perf_counter() - started
+        self._drafted(time.perf_counter() - started)
         self._reserve(seq, len(drafts))
         return drafts[: len(seq.lease) * self.space.page_size - seq.length]
 

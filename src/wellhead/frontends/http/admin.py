@@ -19,7 +19,8 @@ from wellhead.frontends.http.errors import CacheBusy, NotFound
 from wellhead.frontends.http.openai_fields import plain_messages
 from wellhead.frontends.http.payload import Payload, parse
 from wellhead.frontends.http.service import Running, Service, Wish
-from wellhead.metrics.http import CONTENT_TYPE, COUNTERS, EngineSnapshot
+from wellhead.metrics.http import CONTENT_TYPE
+from wellhead.metrics.snapshot import Snapshot
 
 #: Seconds for which the engine's numbers are good enough.
 FRESH = 0.25
@@ -120,9 +121,9 @@ async def server_info(service: Service, http: HttpRequest) -> Response:
     state = {
         "healthy": service.healthy,
         "pages": snapshot.pages,
-        "running": int(snapshot.gauges.get("running_sequences", 0)),
-        "waiting": int(snapshot.gauges.get("waiting_sequences", 0)),
-        "counters": {name: int(value) if value.is_integer() else value for name, value in snapshot.counters.items()},
+        "running": snapshot.running,
+        "waiting": snapshot.waiting,
+        "counters": {name: int(value) if float(value).is_integer() else value for name, value in snapshot.counters.items()},
     }
     return reply({**service.engine.info(), "version": wellhead.__version__, "limits": limits, "state": state})
 
@@ -136,36 +137,17 @@ async def metrics(service: Service, http: HttpRequest) -> Response:
     return Response(service.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
 
-async def refresh(service: Service) -> EngineSnapshot:
+async def refresh(service: Service) -> Snapshot:
     """The engine's numbers, at most ``FRESH`` seconds old unless the engine is busy or dead: then the last ones."""
     if time.monotonic() - service.refreshed > FRESH:
         try:
-            service.metrics.update(await service.call(snapshot, PATIENCE))
+            service.metrics.update(await service.call(lambda core: core.snapshot(), PATIENCE))
             service.refreshed = time.monotonic()
         except TimeoutError:
             pass
         except WellheadError:
-            old = service.metrics.snapshot
-            service.metrics.update(EngineSnapshot(old.counters, old.gauges, old.pages, old.latencies, up=False))
+            service.metrics.engine_died()
     return service.metrics.snapshot
-
-
-def snapshot(core: Core) -> EngineSnapshot:
-    """The numbers of a core; runs on its thread."""
-    counters = {name: float(getattr(core.counters, name)) for name in COUNTERS if hasattr(core.counters, name)}
-    counters["preemptions"] = float(core.scheduler.preemptions)
-    counters["evictions"] = float(core.space.evictions)
-    counters["draft_seconds"] += core.scheduler.draft_seconds
-    judged = core.counters.verify_steps
-    prompts = counters["prompt_tokens"]
-    gauges = {
-        "running_sequences": float(len(core.scheduler.running)),
-        "waiting_sequences": float(len(core.scheduler.waiting)),
-        "spec_accept_length": core.counters.verified_tokens / judged if judged else 0.0,
-        "cache_hit_ratio": counters["cached_tokens"] / prompts if prompts else 0.0,
-    }
-    latencies = {name: getattr(core.latencies, name).copy() for name in ("queue", "prefill", "total")}
-    return EngineSnapshot(counters, gauges, core.space.counts(), latencies)
 
 
 # --- the engine's switches ----------------------------------------------------------------------------------------
