@@ -81,7 +81,7 @@ async def model(service: Service, http: HttpRequest) -> Response:
 
 
 def _card(service: Service) -> dict[str, Any]:
-    config = service.engine.assembled.config
+    config = service.engine.resolved
     return {
         "id": service.model, "object": "model", "created": service.started, "owned_by": "wellhead", "root": config.model_path,
         "max_model_len": config.context_length,
@@ -201,7 +201,7 @@ def _tokenize(service: Service, body: bytes) -> dict[str, Any]:
     if payload.get(stranger):
         raise InvalidRequest(f"{stranger} does not go with {name}", param=stranger)
     special, opening = flag(payload, "add_special_tokens", True), flag(payload, "add_generation_prompt", True)
-    most = service.engine.assembled.config.context_length
+    most = service.engine.resolved.context_length
     if name == "messages":
         with naming("messages"):
             ids = tokenizer.encode_chat(plain_messages(payload["messages"]), add_generation_prompt=opening)
@@ -237,7 +237,7 @@ def _detokenize(service: Service, body: bytes) -> dict[str, Any]:
 
 
 def _ids(row: Any, service: Service) -> list[int]:
-    most = service.engine.assembled.limits.vocab_size
+    most = service.engine.vocab_size
     if not isinstance(row, list) or any(type(t) is not int or not 0 <= t < most for t in row):
         raise InvalidRequest(f"tokens must be token ids in [0, {most})", param="tokens")
     return row

@@ -63,13 +63,13 @@ class Service:
         self.courier = Courier(asyncio.get_running_loop())
         self.preparing = ThreadPoolExecutor(WORKERS, "wellhead-prepare")
         self.encoding = ThreadPoolExecutor(WORKERS, "wellhead-encode")
-        config = engine.assembled.config
+        config = engine.resolved
         self.model = config.served_model_name
         self._names = {self.model, config.model_path, *ANY_MODEL}
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        return self.engine.assembled.tokenizer
+        return self.engine.tokenizer
 
     @property
     def healthy(self) -> bool:
