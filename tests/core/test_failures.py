@@ -10,6 +10,7 @@ import pytest
 
 from support.tags import TagCore
 from wellhead.errors import InternalError, NonFinite, Overloaded, RequestTimeout
+from wellhead.metrics.http import COUNTERS
 from wellhead.step import Plan, StepResult
 from wellhead.types import CaptureMode, Pooling
 
@@ -247,3 +248,19 @@ def test_a_mean_of_nothing_but_finite_rows_is_exact() -> None:
     key = tags.submit(tokens(11), LAST, 4, pooling=Pooling.MEAN)
     tags.finish()
     tags.verify(key)
+
+
+def test_a_snapshot_says_everything_that_metrics_show_and_does_not_change() -> None:
+    tags = TagCore(max_running=1)
+    for i in range(3):
+        tags.submit(tokens(5, i), FULL, 2)
+    tags.step()
+    before = tags.core.snapshot()
+    assert set(before.counters) == set(COUNTERS)
+    assert (before.running, before.waiting, before.counters["requests"]) == (1, 2, 3)
+    tags.finish()
+    after = tags.core.snapshot()
+    assert (before.running, before.waiting, before.counters["finished"]) == (1, 2, 0)
+    assert (after.running, after.waiting, after.counters["finished"]) == (0, 0, 3)
+    assert sum(before.latencies["total"].counts) == 0
+    assert sum(after.latencies["total"].counts) == 3

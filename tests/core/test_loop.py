@@ -144,7 +144,7 @@ def test_death_of_the_thread_answers_everybody_even_if_a_reply_function_fails(
         raise MemoryError("no more")
 
     tags.core.scheduler.plan = die  # type: ignore[method-assign]
-    tags.core.abort_all = die  # type: ignore[method-assign]
+    tags.core.fail_all = die  # type: ignore[method-assign]
     gate.open.set()
     outputs = collect(2, pieces)
     assert {o.rid for o in outputs} == {"a", "bb"}
@@ -155,8 +155,8 @@ def test_death_of_the_thread_answers_everybody_even_if_a_reply_function_fails(
         loop.submit((request("after"),), pieces.put).result(WAIT)
     assert not loop.healthy
     assert isinstance(loop.error, EngineClosed)
-    del tags.core.abort_all, tags.core.scheduler.plan
-    tags.core.abort_all(EngineClosed("for the fixture"))
+    del tags.core.fail_all, tags.core.scheduler.plan
+    tags.core.fail_all(EngineClosed("for the fixture"))
 
 
 def test_a_request_that_cannot_be_set_up_is_refused_and_the_engine_lives(

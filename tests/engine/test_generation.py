@@ -89,8 +89,7 @@ def test_a_stream_adds_up_to_the_same(asked: dict[str, Any], text: str, count: i
 
 def test_a_list_of_eos_ids() -> None:
     for eos in (EOS, 77, 5):
-        tags = TagCore(chunk=100)
-        tags.core.results._eos_ids = frozenset({EOS, 77})
+        tags = TagCore(chunk=100, eos=(EOS, 77))
         key = tags.submit([1, 2, 3], FULL, 9, script=lambda seen, eos=eos: eos if len(seen) == 5 else 6)  # type: ignore[misc]
         tags.finish()
         tags.verify()

@@ -7,7 +7,7 @@ import random
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
@@ -57,13 +57,13 @@ def test_a_client_that_goes_away_is_aborted_within_a_step(live: Callable[..., Li
     body |= {"stream": stream} | ({} if path == "/generate" else {"ignore_eos": True})
     core = server.engine.assembled.core
     steps: list[int] = []
-    abort = core.abort
+    abort = core.abort_keys
 
-    def note(rid: str) -> int:
+    def note(keys: Iterable[str]) -> int:
         steps.append(core.counters.steps)
-        return abort(rid)
+        return abort(keys)
 
-    core.abort = note  # type: ignore[method-assign]
+    core.abort_keys = note  # type: ignore[method-assign]
     connection = raw_post(server, path, body)
     if stream:
         while b"data: " not in connection.recv(4096):

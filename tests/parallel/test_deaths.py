@@ -124,7 +124,7 @@ def test_a_step_that_fails_on_rank_0_ends_the_engine_too(family: Family, direct:
         with pytest.raises(RankDied, match=r"rank 0 failed in a step that 2 ranks share: .*the machine says no"):
             two.core.step()
         two.runner.inner.decoder.ops.attend = attend
-    outputs = two.core.abort_all(RankDied("gone"))
+    outputs = two.core.fail_all(RankDied("gone"))
     assert [output.key for output in outputs] == [request.key for request in batch.requests]
     ranks = two.made.ranks
     assert ranks is not None

@@ -11,7 +11,8 @@ import pytest
 from support.tags import config
 from wellhead.config import EngineConfig
 from wellhead.errors import InvalidConfig, InvalidRequest
-from wellhead.requests.normalize import NOT_SERVED, Batch, Limits, normalize, parse_mode
+from wellhead.requests.limits import Limits
+from wellhead.requests.normalize import NOT_SERVED, Batch, normalize, parse_mode
 from wellhead.types import CaptureMode
 
 NULL, LAST, FULL = CaptureMode

@@ -8,7 +8,7 @@ import pytest
 
 from support.tags import config
 from wellhead.errors import InvalidRequest
-from wellhead.requests.normalize import Limits
+from wellhead.requests.limits import Limits
 from wellhead.requests.sampling import NOT_SERVED, normalize_sampling
 from wellhead.types import SamplingParams
 

@@ -160,9 +160,9 @@ class TagRunner:
 class TagCore:
     """A core on a ``TagRunner``: submit, step, finish, and compare with what must come out."""
 
-    def __init__(self, texts: TextStreams | None = None, **changes: Any) -> None:
+    def __init__(self, texts: TextStreams | None = None, eos: tuple[int, ...] = (EOS,), **changes: Any) -> None:
         self.config = config(**changes)
-        self.core = Core(self.config, None, WIDTH, (EOS,), texts)  # type: ignore[arg-type]
+        self.core = Core(self.config, None, WIDTH, eos, texts)  # type: ignore[arg-type]
         self.runner = TagRunner(self.core)
         self.core.runner = self.runner
         self.requests: dict[str, Request] = {}

@@ -27,7 +27,7 @@ from wellhead.models.weights import open_weights
 from wellhead.parallel.leader import lead, start_ranks
 from wellhead.parallel.ranks import Ranks
 from wellhead.reads import layer_word
-from wellhead.requests.normalize import Limits
+from wellhead.requests.limits import Limits
 from wellhead.requests.text import TextStreams
 from wellhead.requests.tokenizer import Tokenizer
 from wellhead.runner.capture import Compiled, CudaGraph

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 
 from wellhead.cache.space import Space
 from wellhead.capture.readers import make_readers
@@ -14,6 +13,7 @@ from wellhead.config import Resolved
 from wellhead.core.flight import Flight, Runway, filled
 from wellhead.core.latency import Latencies
 from wellhead.errors import EngineClosed, InternalError, Overloaded, RequestAborted, RequestTimeout, WellheadError
+from wellhead.metrics.snapshot import Snapshot
 from wellhead.requests.text import TextStreams
 from wellhead.results.processor import Processor
 from wellhead.scheduler.scheduler import Scheduler
@@ -47,11 +47,14 @@ class Counters:
     verified_tokens: int = 0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
-    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=256))
+
+    def drafted(self, seconds: float) -> None:
+        """Drafts were made, wherever that was."""
+        self.draft_seconds += seconds
 
     def speculated(self, plan: Plan, result: StepResult, seconds: float) -> None:
         """A step ran; of its time, ``result.draft_seconds`` went to a draft model, the rest to judging drafts if it had any."""
-        self.draft_seconds += result.draft_seconds
+        self.drafted(result.draft_seconds)
         judged = [(row.drafts, len(got.tokens)) for row, got in zip(plan.rows, result.rows, strict=True) if row.drafts]
         if judged:
             self.verify_seconds += seconds - result.draft_seconds
@@ -64,7 +67,7 @@ class Counters:
 class Core:
     """Submit, abort, step. Not thread-safe: whoever owns it calls it from one thread.
 
-    Every request that ``submit`` took gets exactly one terminal output from a later ``step`` (or from ``abort_all``).
+    Every request that ``submit`` took gets exactly one terminal output from a later ``step`` (or from ``fail_all``).
     """
 
     def __init__(
@@ -73,9 +76,9 @@ class Core:
         self.config = config
         self.runner = runner
         self.space = Space(config.pages, config.page_size, prefix_cache=config.prefix_cache)
-        self.scheduler = Scheduler(config, self.space, eos_ids)
         self.results = Processor(config.dtype, eos_ids, texts.decode if texts is not None else None)
         self.counters = Counters()
+        self.scheduler = Scheduler(config, self.space, eos_ids, self.counters.drafted)
         self.latencies = Latencies()
         self._hidden_size = hidden_size
         self._texts = texts
@@ -107,14 +110,25 @@ class Core:
 
     def abort(self, rid: str) -> int:
         """End every sequence of the request ``rid`` (all its samples); how many there were. Outputs come with the next step."""
-        mine = [s for s in self.scheduler.all() if rid in (s.request.rid, s.key)]
-        for seq in mine:
-            self._end(seq, RequestAborted(f"request {rid!r} was aborted"))
-        self.counters.aborted += len(mine)
-        return len(mine)
+        return self._abort(self.scheduler.of_request(rid))
 
-    def abort_all(self, error: WellheadError) -> list[Output]:
-        """End everything with this error; the terminal outputs."""
+    def abort_keys(self, keys: Iterable[str]) -> int:
+        """End these sequences, by ``Request.key``, those that are not done; how many that were. Outputs as for ``abort``."""
+        there = (self.scheduler.get(key) for key in dict.fromkeys(keys))
+        return self._abort([seq for seq in there if seq is not None])
+
+    def abort_all(self) -> int:
+        """End every sequence, in one pass; how many there were. Outputs come with the next step."""
+        return self._abort(self.scheduler.all())
+
+    def _abort(self, sequences: list[Sequence]) -> int:
+        for seq in sequences:
+            self._end(seq, RequestAborted(f"request {seq.request.rid!r} was aborted"))
+        self.counters.aborted += len(sequences)
+        return len(sequences)
+
+    def fail_all(self, error: WellheadError) -> list[Output]:
+        """End everything with this error, for the engine's own end; the terminal outputs."""
         for seq in self.scheduler.all():
             self._end(seq, error)
         ended, self._ended = self._ended, []
@@ -123,6 +137,20 @@ class Core:
     def flush_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing done, while requests run."""
         return self.space.flush()
+
+    def snapshot(self) -> Snapshot:
+        """The numbers that others may read of this core; in a step's pause, on its own thread."""
+        counters, judged = asdict(self.counters), self.counters.verify_steps
+        verified = counters.pop("verified_tokens")
+        counters |= {"preemptions": self.scheduler.preemptions, "evictions": self.space.evictions}
+        return Snapshot(
+            counters=counters,
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            accept_length=verified / judged if judged else 0.0,
+            pages=self.space.counts(),
+            latencies=self.latencies.copies(),
+        )
 
     # --- one step -----------------------------------------------------------------------------------------------
 
@@ -140,7 +168,6 @@ class Core:
         return ended + outputs
 
     def _begin(self) -> list[Output]:
-        started = time.perf_counter()
         plan = self.scheduler.plan()
         if not plan.rows:
             if not self.scheduler.idle and not self._ended:
@@ -150,7 +177,7 @@ class Core:
             self._take_off(plan)
             return []
         self.latencies.begin(plan)
-        return self._attempt(plan, lambda: self.runner.run(plan), started)
+        return self._attempt(plan, lambda: self.runner.run(plan))
 
     def _take_off(self, plan: Plan) -> None:
         self.latencies.begin(plan)
@@ -173,9 +200,9 @@ class Core:
                 self._take_off(following)
             return result
 
-        return self._attempt(flight.plan, wait, flight.started)
+        return self._attempt(flight.plan, wait)
 
-    def _attempt(self, plan: Plan, run: Callable[[], StepResult], started: float) -> list[Output]:
+    def _attempt(self, plan: Plan, run: Callable[[], StepResult]) -> list[Output]:
         outputs = []
         try:
             outputs = self._judge(plan, run)
@@ -184,7 +211,6 @@ class Core:
         except Exception as error:
             log.exception("step %d failed", plan.number)
             self._fail(plan, error)
-        self.counters.step_seconds.append(time.perf_counter() - started)
         return outputs
 
     def _judge(self, plan: Plan, run: Callable[[], StepResult]) -> list[Output]:
@@ -219,10 +245,8 @@ class Core:
         self._end(seq, InternalError(f"request {seq.request.rid!r} could not be scheduled"))
 
     def _expire(self) -> None:
-        now = time.monotonic()
-        for seq in self.scheduler.all():
-            if seq.deadline is not None and now > seq.deadline:
-                self._end(seq, RequestTimeout(f"request {seq.request.rid!r} ran out of its {seq.request.timeout:g} s"))
+        for seq in self.scheduler.overdue(time.monotonic()):
+            self._end(seq, RequestTimeout(f"request {seq.request.rid!r} ran out of its {seq.request.timeout:g} s"))
 
     def _end(self, seq: Sequence, error: WellheadError) -> None:
         self.scheduler.drop(seq)
@@ -252,6 +276,6 @@ class Core:
     def check_integrity(self) -> None:
         """Raise ``InternalError`` unless pages, leases and sequences agree; for tests, after every engine test."""
         self.space.check_integrity()
-        leased = {id(s.lease) for s in self.scheduler.running}
+        leased = {id(s.lease) for s in self.scheduler.running.values()}
         if len(leased) != self.space.leases or any(s.lease is not None for s in self.scheduler.waiting.values()):
             raise InternalError(f"{self.space.leases} leases are out, {len(leased)} sequences run")

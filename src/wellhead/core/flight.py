@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ class Flight:
     """A step that runs. ``result`` waits for it, and raises what it raised."""
 
     plan: Plan
-    started: float
     future: Future[StepResult]
 
     def result(self) -> StepResult:
@@ -33,7 +31,7 @@ class Runway:
         self._pool = ThreadPoolExecutor(1, "wellhead-step")
 
     def start(self, plan: Plan) -> Flight:
-        return Flight(plan, time.perf_counter(), self._pool.submit(self._run, plan))
+        return Flight(plan, self._pool.submit(self._run, plan))
 
     def close(self) -> None:
         """Wait for the step that runs; none can be started afterwards."""

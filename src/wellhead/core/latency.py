@@ -25,6 +25,10 @@ class Latencies:
         self.queue, self.prefill, self.total = Histogram(), Histogram(), Histogram()
         self._open: dict[str, _Times] = {}
 
+    def copies(self) -> dict[str, Histogram]:
+        """The histograms as they are now, by name."""
+        return {"queue": self.queue.copy(), "prefill": self.prefill.copy(), "total": self.total.copy()}
+
     def arrive(self, key: str) -> None:
         self._open[key] = _Times(time.perf_counter())
 

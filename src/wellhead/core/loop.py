@@ -10,7 +10,7 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +44,7 @@ class EngineLoop:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._inbox: queue.SimpleQueue[_Submit | _Call | WellheadError | None] = queue.SimpleQueue()
-        self._replies: dict[str, Reply] = {}
+        self._open: dict[str, tuple[str, Reply]] = {}  # by key: whose it is, and who is told
         self._error: WellheadError | None = None
         #: Done when the engine has ended and every request has its last output; with an exception if it died.
         self.ended: Future[None] = Future()
@@ -81,6 +81,19 @@ class EngineLoop:
     def abort(self, rid: str) -> Future[int]:
         """End all samples of a request; how many sequences that were."""
         return self.call(lambda core: core.abort(rid))
+
+    def abort_keys(self, keys: Iterable[str]) -> Future[int]:
+        """End single sequences, by ``Request.key``; how many of them were there."""
+        mine = tuple(keys)
+        if not mine:
+            none: Future[int] = Future()
+            none.set_result(0)
+            return none
+        return self.call(lambda core: core.abort_keys(mine))
+
+    def abort_all(self) -> Future[int]:
+        """End every request there is; how many sequences that were."""
+        return self.call(lambda core: core.abort_all())
 
     def close(self, timeout: float | None = 30.0) -> None:
         """Stop after the step that runs; requests that are still there end with ``EngineClosed``. Harmless if repeated."""
@@ -147,12 +160,12 @@ class EngineLoop:
         try:
             for request in message.requests:
                 self._core.submit(request)
-                self._replies[request.key] = message.reply
+                self._open[request.key] = (request.rid, message.reply)
                 taken.append(request)
         except Exception as error:
             for request in taken:
-                del self._replies[request.key]
-                self._core.abort(request.key)
+                del self._open[request.key]
+            self._core.abort_keys(request.key for request in taken)
             known = isinstance(error, WellheadError)
             message.done.set_exception(error if known else InternalError(f"the request could not be taken: {error!r}"))
             return
@@ -167,13 +180,11 @@ class EngineLoop:
             message.done.set_exception(error)
 
     def _deliver(self, output: Output) -> None:
-        reply = self._replies.get(output.key)
-        if output.terminal:
-            self._replies.pop(output.key, None)
-        if reply is None:
+        found = self._open.pop(output.key, None) if output.terminal else self._open.get(output.key)
+        if found is None:
             return
         try:
-            reply(output)
+            found[1](output)
         except Exception:
             log.exception("a reply function failed for request %s", output.rid)
 
@@ -182,12 +193,12 @@ class EngineLoop:
             self._error = error
         try:
             self._core.close()
-            for output in self._core.abort_all(error):
+            for output in self._core.fail_all(error):
                 self._deliver(output)
         except Exception:
             log.exception("could not end all requests in order")
-        for key in list(self._replies):
-            self._deliver(Output(key=key, rid=key.rsplit("#", 1)[0], error=error))
+        for key, (rid, _) in list(self._open.items()):
+            self._deliver(Output(key=key, rid=rid, error=error))
         while True:
             try:
                 message = self._inbox.get_nowait()

@@ -14,12 +14,13 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from wellhead.config import EngineConfig
+from wellhead.config import EngineConfig, Resolved
 from wellhead.core.assemble import Assembled, assemble
 from wellhead.core.loop import EngineLoop
 from wellhead.errors import InvalidRequest, RequestAborted, WellheadError
 from wellhead.frontends.native import Reply
 from wellhead.requests.normalize import Batch, normalize, reads_of
+from wellhead.requests.tokenizer import Tokenizer
 from wellhead.types import DTYPES, DType, HiddenStates, Output, Read
 
 ExtractMode = Literal["last", "full", "mean"]
@@ -65,6 +66,21 @@ class Engine:
     @property
     def hidden_size(self) -> int:
         return self._assembled.spec.hidden_size
+
+    @property
+    def resolved(self) -> Resolved:
+        """The configuration that holds: ``config`` with everything decided that it leaves open."""
+        return self._assembled.config
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """``None`` with ``skip_tokenizer_init``."""
+        return self._assembled.tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are in ``[0, vocab_size)``."""
+        return self._assembled.limits.vocab_size
 
     @property
     def assembled(self) -> Assembled:
@@ -145,8 +161,7 @@ class Engine:
         return begun
 
     def _abandon(self, keys: set[str]) -> None:
-        for key in keys:
-            self.loop.abort(key)
+        self.loop.abort_keys(keys)
 
     def _iterate(self, batch: Batch, outputs: Iterator[Output]) -> Iterator[dict[str, Any]]:
         replies = self._replies(batch)
@@ -350,8 +365,7 @@ class Engine:
                     yield index.pop(output.key), output.reads or result_of(output)
         finally:
             bar.close()
-            for key in index:
-                self.loop.abort(key)
+            self.loop.abort_keys(index)
 
     def _submit_part(
         self, part: list[tuple[int, Any]], fields: dict[str, Any], reply: Callable[[Output], None], index: dict[str, int]

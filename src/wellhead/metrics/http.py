@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from wellhead.metrics.histogram import LATENCY_BOUNDS
-from wellhead.metrics.histogram import Histogram as Buckets
+from wellhead.metrics.snapshot import Snapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -35,23 +34,13 @@ COUNTERS = {
     "preemptions": "Sequences that went back to the queue for want of pages",
     "evictions": "Cached pages that were given up for new ones",
 }
+#: name -> attribute of the snapshot, help
 GAUGES = {
-    "running_sequences": "Sequences that run",
-    "waiting_sequences": "Sequences that wait",
-    "spec_accept_length": "Tokens per judging of a sequence's drafts, since the start; 0 before the first",
-    "cache_hit_ratio": "Cached prompt tokens over prompt tokens, since the start",
+    "running_sequences": ("running", "Sequences that run"),
+    "waiting_sequences": ("waiting", "Sequences that wait"),
+    "spec_accept_length": ("accept_length", "Tokens per judging of a sequence's drafts, since the start; 0 before the first"),
+    "cache_hit_ratio": ("cache_hit_ratio", "Cached prompt tokens over prompt tokens, since the start"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSnapshot:
-    """The engine's numbers at one moment."""
-
-    counters: dict[str, float] = field(default_factory=dict)
-    gauges: dict[str, float] = field(default_factory=dict)
-    pages: dict[str, int] = field(default_factory=dict)
-    latencies: dict[str, Buckets] = field(default_factory=dict)
-    up: bool = True
 
 
 class HttpMetrics:
@@ -59,7 +48,8 @@ class HttpMetrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._snapshot = EngineSnapshot()
+        self._snapshot = Snapshot()
+        self._up = True
         self._registry.register(_EngineCollector(self))
         self.requests = Counter(
             "wellhead_http_requests", "Requests by endpoint and status", ["endpoint", "status"], registry=self._registry
@@ -79,13 +69,22 @@ class HttpMetrics:
         self.encoded = Counter("wellhead_encoded_bytes", "Bytes that encoders made", ["format"], registry=self._registry)
 
     @property
-    def snapshot(self) -> EngineSnapshot:
+    def snapshot(self) -> Snapshot:
         """The engine's numbers that ``render`` shows."""
         return self._snapshot
 
-    def update(self, snapshot: EngineSnapshot) -> None:
-        """Take newer numbers of the engine."""
-        self._snapshot = snapshot
+    @property
+    def up(self) -> bool:
+        """Did the engine run when it was last asked?"""
+        return self._up
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Take newer numbers of the engine, which runs."""
+        self._snapshot, self._up = snapshot, True
+
+    def engine_died(self) -> None:
+        """Keep the last numbers, and say that nobody makes new ones."""
+        self._up = False
 
     def encoding(self, name: str, seconds: float, size: int) -> None:
         """One answer was encoded."""
@@ -103,11 +102,11 @@ class _EngineCollector:
 
     def collect(self) -> Iterator[Metric]:
         snapshot = self._metrics.snapshot
-        yield GaugeMetricFamily("wellhead_up", "1 while the engine runs", value=float(snapshot.up))
+        yield GaugeMetricFamily("wellhead_up", "1 while the engine runs", value=float(self._metrics.up))
         for name, text in COUNTERS.items():
             yield CounterMetricFamily(f"wellhead_{name}", text, value=snapshot.counters.get(name, 0))
-        for name, text in GAUGES.items():
-            yield GaugeMetricFamily(f"wellhead_{name}", text, value=snapshot.gauges.get(name, 0))
+        for name, (attribute, text) in GAUGES.items():
+            yield GaugeMetricFamily(f"wellhead_{name}", text, value=float(getattr(snapshot, attribute)))
         pages = GaugeMetricFamily("wellhead_pages", "KV pages by state", labels=["state"])
         for state, count in snapshot.pages.items():
             pages.add_metric([state], count)

@@ -28,6 +28,7 @@ from wellhead.errors import (
 )
 from wellhead.reads import CaptureMode, Read, layer_number, layer_word, mode_of, parse_reduce, parse_rows
 from wellhead.reductions import FIRST, ROWS
+from wellhead.requests.limits import Limits
 from wellhead.requests.sampling import is_finite_number, normalize_sampling
 from wellhead.types import LogprobSpec, Pooling, Request, SamplingParams
 
@@ -50,21 +51,6 @@ FIELDS = frozenset(
 
 Encode = Callable[[list[str]], list[list[int]]]
 TokenSpans = Callable[[str], list[tuple[int, int]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What requests are held against: the resolved configuration, the vocabulary, and whether there are tokenizer and LM head."""
-
-    config: Resolved
-    vocab_size: int
-    has_tokenizer: bool
-    special_ids: frozenset[int] = frozenset()
-    has_head: bool = True
-
-    @property
-    def pool_tokens(self) -> int:
-        return self.config.max_total_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wellhead.errors import InvalidRequest, TokenOutOfRange, UnsupportedField
+from wellhead.requests.limits import Limits
 from wellhead.types import SamplingParams
-
-if TYPE_CHECKING:
-    from wellhead.requests.normalize import Limits
 
 #: Not served yet; refused by name unless they ask for nothing.
 NOT_SERVED = ("json_schema", "regex", "ebnf", "structural_tag", "custom_params", "stream_interval", "beam_width")

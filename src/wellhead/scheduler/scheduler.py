@@ -11,7 +11,7 @@ prefix first) a request that was passed over ``PATIENCE`` times goes before thos
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,27 +31,46 @@ LOOKAHEAD = 128
 class Scheduler:
     """Owns the queue, the running sequences and their leases."""
 
-    def __init__(self, config: Resolved, space: Space, eos_ids: tuple[int, ...]) -> None:
+    def __init__(self, config: Resolved, space: Space, eos_ids: tuple[int, ...], drafted: Callable[[float], None]) -> None:
+        """``drafted`` is told the seconds that went into looking up drafts."""
         self._config = config
         self.space = space
         self._eos_ids = eos_ids
+        self._drafted = drafted
         self.waiting: SortedDict = SortedDict()
-        self.running: list[Sequence] = []
+        self.running: dict[int, Sequence] = {}  # by order
         self._by_key: dict[str, Sequence] = {}
+        self._by_rid: dict[str, dict[str, Sequence]] = {}
+        self._deadlines: SortedDict = SortedDict()  # (deadline, order) -> sequence
         self._flying: dict[str, PlanRow] = {}  # rows of the step that runs while the next is planned; else empty
         self._number = 0
         self.preemptions = 0
-        self.draft_seconds = 0.0
 
     # --- the door -----------------------------------------------------------------------------------------------
 
     def add(self, seq: Sequence) -> None:
         self._by_key[seq.key] = seq
+        self._by_rid.setdefault(seq.request.rid, {})[seq.key] = seq
+        if seq.deadline is not None:
+            self._deadlines[seq.deadline, seq.order] = seq
         self.waiting[seq.order] = seq
 
     def get(self, key: str) -> Sequence | None:
         """The sequence of this key, unless it is done."""
         return self._by_key.get(key)
+
+    def of_request(self, rid: str) -> list[Sequence]:
+        """The sequences of a request that are not done; found without a look at the others."""
+        return list(self._by_rid.get(rid, {}).values())
+
+    def overdue(self, now: float) -> list[Sequence]:
+        """Sequences whose deadline lies before ``now``, the earliest first; found without a look at the others."""
+        late = []
+        for (deadline, _), seq in self._deadlines.items():
+            if deadline >= now:
+                break
+            late.append(seq)
+        return late
 
     def all(self) -> list[Sequence]:
         return list(self._by_key.values())
@@ -63,10 +82,14 @@ class Scheduler:
     def drop(self, seq: Sequence, *, publish: bool = True) -> None:
         """Take a sequence out, wherever it is, and give its pages back. ``publish``: let its written pages stay cached."""
         self._by_key.pop(seq.key, None)
-        if seq.phase is Phase.WAITING:
-            self.waiting.pop(seq.order, None)
-        elif seq in self.running:
-            self.running.remove(seq)
+        mine = self._by_rid.get(seq.request.rid, {})
+        mine.pop(seq.key, None)
+        if not mine:
+            self._by_rid.pop(seq.request.rid, None)
+        if seq.deadline is not None:
+            self._deadlines.pop((seq.deadline, seq.order), None)
+        self.waiting.pop(seq.order, None)
+        self.running.pop(seq.order, None)
         self._release(seq, publish=publish)
         seq.phase = Phase.DONE
 
@@ -109,7 +132,7 @@ class Scheduler:
     def _room_for_all(self) -> bool:
         """Can every sequence that decodes get room for its newest token without anybody's leave?"""
         need = 0
-        for seq in self.running:
+        for seq in self.running.values():
             at = self._standing(seq)
             if at.decodes(seq) and seq.lease is not None:
                 need += max(0, self.space.pages_for(at.length) - len(seq.lease))
@@ -120,7 +143,7 @@ class Scheduler:
         self._number += 1
         rows = self._decodes()
         budget = self._config.chunk
-        for seq in sorted((s for s in self.running if self._standing(s).reads(s)), key=lambda s: s.order):
+        for seq in sorted((s for s in self.running.values() if self._standing(s).reads(s)), key=lambda s: s.order):
             if budget > 0:
                 rows.append(self._chunk(seq, budget))
                 budget -= len(rows[-1].tokens)
@@ -135,7 +158,7 @@ class Scheduler:
     def _decodes(self) -> list[PlanRow]:
         """First room for the newest token of each, then drafts, as far as there is room left: nobody goes for a draft."""
         chosen = []
-        for seq in sorted((s for s in self.running if self._standing(s).decodes(s)), key=lambda s: s.order):
+        for seq in sorted((s for s in self.running.values() if self._standing(s).decodes(s)), key=lambda s: s.order):
             if seq.phase is Phase.RUNNING and self._make_room(seq):
                 chosen.append(seq)
         return [self._row(seq, 1, self._drafts(seq)) for seq in chosen if seq.phase is Phase.RUNNING]
@@ -159,14 +182,14 @@ class Scheduler:
                 self._trim()
                 trimmed = True
                 continue
-            victim = max(self.running, key=lambda s: s.order)
+            victim = self.running[max(self.running)]
             self._preempt(victim)
             if victim is seq:
                 return False
         return True
 
     def _trim(self) -> None:
-        for seq in self.running:
+        for seq in self.running.values():
             if self._standing(seq).newest(seq) and seq.lease is not None:
                 self.space.trim(seq.lease, seq.length)
 
@@ -177,7 +200,7 @@ class Scheduler:
             return NO_TOKENS
         started = time.perf_counter()
         drafts = seq.speculation.propose(seq.tokens, most)
-        self.draft_seconds += time.perf_counter() - started
+        self._drafted(time.perf_counter() - started)
         self._reserve(seq, len(drafts))
         return drafts[: len(seq.lease) * self.space.page_size - seq.length]
 
@@ -191,7 +214,7 @@ class Scheduler:
             self.space.extend(seq.lease, seq.length + drafts)
 
     def _preempt(self, seq: Sequence) -> None:
-        self.running.remove(seq)
+        del self.running[seq.order]
         self._release(seq, publish=True)
         seq.computed = 0
         if seq.speculation is not None:
@@ -203,7 +226,9 @@ class Scheduler:
 
     def _admit(self, budget: int) -> Iterable[Sequence]:
         """Start waiting sequences while budget, slots and pages last."""
-        leaders = [s for s in self.running if not Standing.of(s).newest(s)]  # what a step still computes is not to be had yet
+        leaders = [
+            s for s in self.running.values() if not Standing.of(s).newest(s)
+        ]  # what a step still computes is not to be had yet
         for seq in self._candidates():
             if budget <= 0 or len(self.running) >= self._config.max_running:
                 return
@@ -211,7 +236,7 @@ class Scheduler:
             hit = self.space.lookup(seq.tokens, limit)
             if self._shares_with(seq, leaders, hit, limit):
                 continue
-            growing = sum(1 for s in self.running if s.generates)
+            growing = sum(1 for s in self.running.values() if s.generates)
             if self.space.pages_for(seq.length) - hit // self.space.page_size + growing > self.space.available and self.running:
                 return
             lease = self.space.lease(seq.tokens, limit, seq.length)
@@ -233,7 +258,7 @@ class Scheduler:
             earlier.passed_over += 1
         del self.waiting[seq.order]
         seq.phase = Phase.RUNNING
-        self.running.append(seq)
+        self.running[seq.order] = seq
 
     def _candidates(self) -> list[Sequence]:
         queue: list[Sequence] = list(self.waiting.values()[:LOOKAHEAD])

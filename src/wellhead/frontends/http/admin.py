@@ -19,7 +19,8 @@ from wellhead.frontends.http.errors import CacheBusy, NotFound
 from wellhead.frontends.http.openai_fields import plain_messages
 from wellhead.frontends.http.payload import Payload, parse
 from wellhead.frontends.http.service import Running, Service, Wish
-from wellhead.metrics.http import CONTENT_TYPE, COUNTERS, EngineSnapshot
+from wellhead.metrics.http import CONTENT_TYPE
+from wellhead.metrics.snapshot import Snapshot
 
 #: Seconds for which the engine's numbers are good enough.
 FRESH = 0.25
@@ -81,7 +82,7 @@ async def model(service: Service, http: HttpRequest) -> Response:
 
 
 def _card(service: Service) -> dict[str, Any]:
-    config = service.engine.assembled.config
+    config = service.engine.resolved
     return {
         "id": service.model, "object": "model", "created": service.started, "owned_by": "wellhead", "root": config.model_path,
         "max_model_len": config.context_length, "is_generation": service.engine.assembled.spec.has_head,
@@ -121,9 +122,9 @@ async def server_info(service: Service, http: HttpRequest) -> Response:
     state = {
         "healthy": service.healthy,
         "pages": snapshot.pages,
-        "running": int(snapshot.gauges.get("running_sequences", 0)),
-        "waiting": int(snapshot.gauges.get("waiting_sequences", 0)),
-        "counters": {name: int(value) if value.is_integer() else value for name, value in snapshot.counters.items()},
+        "running": snapshot.running,
+        "waiting": snapshot.waiting,
+        "counters": {name: int(value) if float(value).is_integer() else value for name, value in snapshot.counters.items()},
     }
     return reply({**service.engine.info(), "version": wellhead.__version__, "limits": limits, "state": state})
 
@@ -137,36 +138,17 @@ async def metrics(service: Service, http: HttpRequest) -> Response:
     return Response(service.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
 
-async def refresh(service: Service) -> EngineSnapshot:
+async def refresh(service: Service) -> Snapshot:
     """The engine's numbers, at most ``FRESH`` seconds old unless the engine is busy or dead: then the last ones."""
     if time.monotonic() - service.refreshed > FRESH:
         try:
-            service.metrics.update(await service.call(snapshot, PATIENCE))
+            service.metrics.update(await service.call(lambda core: core.snapshot(), PATIENCE))
             service.refreshed = time.monotonic()
         except TimeoutError:
             pass
         except WellheadError:
-            old = service.metrics.snapshot
-            service.metrics.update(EngineSnapshot(old.counters, old.gauges, old.pages, old.latencies, up=False))
+            service.metrics.engine_died()
     return service.metrics.snapshot
-
-
-def snapshot(core: Core) -> EngineSnapshot:
-    """The numbers of a core; runs on its thread."""
-    counters = {name: float(getattr(core.counters, name)) for name in COUNTERS if hasattr(core.counters, name)}
-    counters["preemptions"] = float(core.scheduler.preemptions)
-    counters["evictions"] = float(core.space.evictions)
-    counters["draft_seconds"] += core.scheduler.draft_seconds
-    judged = core.counters.verify_steps
-    prompts = counters["prompt_tokens"]
-    gauges = {
-        "running_sequences": float(len(core.scheduler.running)),
-        "waiting_sequences": float(len(core.scheduler.waiting)),
-        "spec_accept_length": core.counters.verified_tokens / judged if judged else 0.0,
-        "cache_hit_ratio": counters["cached_tokens"] / prompts if prompts else 0.0,
-    }
-    latencies = {name: getattr(core.latencies, name).copy() for name in ("queue", "prefill", "total")}
-    return EngineSnapshot(counters, gauges, core.space.counts(), latencies)
 
 
 # --- the engine's switches ----------------------------------------------------------------------------------------
@@ -193,7 +175,7 @@ async def abort_request(service: Service, http: HttpRequest) -> Response:
         raise InvalidRequest("rid must be a string", param="rid")
 
     def abort(core: Core) -> int:
-        return core.abort(rid) if rid is not None else sum(core.abort(seq.key) for seq in core.scheduler.all())
+        return core.abort(rid) if rid is not None else core.abort_all()
 
     return reply({"aborted": await service.call(abort)})
 
@@ -220,7 +202,7 @@ def _tokenize(service: Service, body: bytes) -> dict[str, Any]:
     if payload.get(stranger):
         raise InvalidRequest(f"{stranger} does not go with {name}", param=stranger)
     special, opening = flag(payload, "add_special_tokens", True), flag(payload, "add_generation_prompt", True)
-    most = service.engine.assembled.config.context_length
+    most = service.engine.resolved.context_length
     if name == "messages":
         with naming("messages"):
             ids = tokenizer.encode_chat(plain_messages(payload["messages"]), add_generation_prompt=opening)
@@ -256,7 +238,7 @@ def _detokenize(service: Service, body: bytes) -> dict[str, Any]:
 
 
 def _ids(row: Any, service: Service) -> list[int]:
-    most = service.engine.assembled.limits.vocab_size
+    most = service.engine.vocab_size
     if not isinstance(row, list) or any(type(t) is not int or not 0 <= t < most for t in row):
         raise InvalidRequest(f"tokens must be token ids in [0, {most})", param="tokens")
     return row

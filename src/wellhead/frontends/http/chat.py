@@ -73,7 +73,7 @@ def max_tokens(service: Service, payload: Payload, prompt: int) -> int:
     asked = old if new is None else new
     if asked is not None:
         return asked
-    config = service.engine.assembled.config
+    config = service.engine.resolved
     left = min(config.context_length - prompt, config.max_total_tokens - prompt + 1)
     if left < 1:
         raise PromptTooLong(f"the messages make {prompt} tokens; the context is {config.context_length}", param="messages")

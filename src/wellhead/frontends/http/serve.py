@@ -80,7 +80,7 @@ def url_of(host: str, port: int) -> str:
 
 def check_queue(engine: Engine, options: ServerOptions) -> None:
     """A batch that can never fit the engine's queue would be refused as overloaded for ever."""
-    queue = engine.assembled.config.max_queued
+    queue = engine.resolved.max_queued
     if options.max_batch_size > queue:
         raise InvalidConfig(
             f"max_batch_size {options.max_batch_size} exceeds max_queued_requests {queue}", param="max_batch_size"

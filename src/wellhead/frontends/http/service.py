@@ -63,13 +63,13 @@ class Service:
         self.courier = Courier(asyncio.get_running_loop())
         self.preparing = ThreadPoolExecutor(WORKERS, "wellhead-prepare")
         self.encoding = ThreadPoolExecutor(WORKERS, "wellhead-encode")
-        config = engine.assembled.config
+        config = engine.resolved
         self.model = config.served_model_name
         self._names = {self.model, config.model_path, *ANY_MODEL}
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        return self.engine.assembled.tokenizer
+        return self.engine.tokenizer
 
     @property
     def healthy(self) -> bool:
@@ -228,10 +228,9 @@ class Running(Generic[J]):
         self._abort()
 
     def _abort(self) -> None:
-        keys = list(self.open)
-        if keys:
+        if self.open:
             with contextlib.suppress(WellheadError):
-                self.service.engine.loop.call(lambda core: [core.abort(key) for key in keys])
+                self.service.engine.loop.abort_keys(self.open)
 
 
 async def _until_gone(http: HttpRequest) -> None:

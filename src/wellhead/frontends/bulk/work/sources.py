@@ -43,12 +43,12 @@ class Local:
     """An engine. The next window is on its way before the last one has been taken out, so that the engine never waits."""
 
     def __init__(self, engine: Engine, options: Options) -> None:
-        config = engine.assembled.config
+        config = engine.resolved
         self._engine, self._templates = engine, len(options.templates)
         self._fields = _fields(options)
         engine.normalize({"input_ids": [0], **self._fields})
         self._limit = min(config.context_length, config.max_total_tokens, options.max_length or config.context_length)
-        self.prompts = Prompts(options, engine.assembled.tokenizer, self._limit)
+        self.prompts = Prompts(options, engine.tokenizer, self._limit)
         self.hidden_size = engine.hidden_size
         self.usage = Usage()
         width = STORAGE[config.dtype].itemsize * self.hidden_size * len(options.layers or (0,))
@@ -73,8 +73,7 @@ class Local:
                 yield from line.leave()
             yield from line.leave()
         finally:
-            for key in way:
-                self._engine.loop.abort(key)
+            self._engine.loop.abort_keys(way)
 
     def _take(self, way: dict[str, tuple[Slot, int]], done: queue.SimpleQueue[Output]) -> None:
         from wellhead.frontends.engine import result_of
