@@ -23,24 +23,16 @@ from wellhead.errors import (
     TokenOutOfRange,
     UnsupportedField,
 )
+from wellhead.requests.fields import Way, asks_for_nothing, at
 from wellhead.requests.sampling import is_finite_number, normalize_sampling
 from wellhead.types import CaptureMode, CaptureSpec, LogprobSpec, Pooling, Request, SamplingParams
 
 #: Fields of SGLang's request that this engine does not serve. Refused when they ask for something.
-NOT_SERVED = (
-    "input_embeds", "image_data", "video_data", "audio_data", "modalities", "session_params", "lora_path", "lora_id",
-    "custom_logit_processor", "bootstrap_host", "bootstrap_port", "bootstrap_room", "data_parallel_rank", "priority",
-    "return_routed_experts", "extra_key", "background", "conversation_id", "custom_labels", "no_logs", "log_metrics",
-    "return_entropy", "token_indices_hidden_states", "routed_dp_rank", "return_prompt_token_ids",
-)  # fmt: skip
-
-FIELDS = frozenset(
-    {
-        "text", "input_ids", "sampling_params", "return_hidden_states", "hidden_states_layers", "hidden_states_pooling",
-        "incremental_hidden_states", "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob",
-        "return_text_in_logprobs", "stream", "rid", "timeout",
-    }
-)  # fmt: skip
+NOT_SERVED = at("generate", Way.IDLE)
+#: Those that only shape an HTTP answer are not the engine's.
+FIELDS = {**at("generate", Way.PASSED), **{name: at("generate")[name] for name in ("text", "input_ids", "sampling_params")}}
+#: Fields that do nothing without ``return_logprob``.
+OF_LOGPROBS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs")
 
 Encode = Callable[[list[str]], list[list[int]]]
 
@@ -92,6 +84,7 @@ def normalize(payload: Mapping[str, Any], limits: Limits, encode: Encode, next_s
     ]
     captures = _captures(payload, count, single, limits)
     logprobs = _logprobs(payload, count, single, prompts, limits)
+    _check_idle(payload, captures, logprobs)
     rids = _rids(payload, count, single)
     stream, timeout = _flag(payload, "stream"), _timeout(payload)
     requests = []
@@ -122,10 +115,30 @@ def _check_fields(payload: Mapping[str, Any]) -> None:
         if name in FIELDS:
             continue
         if name in NOT_SERVED:
-            if value is None or value is False:
+            if asks_for_nothing(NOT_SERVED[name], value):
                 continue
             raise UnsupportedField(f"{name} is not served by this engine", param=name)
         raise InvalidRequest(f"unknown field {name!r}", param=str(name))
+
+
+def _check_idle(payload: Mapping[str, Any], captures: list[CaptureSpec], logprobs: list[LogprobSpec | None]) -> None:
+    """Refuse what is asked for and could have no effect. A value that is the field's default asks for nothing."""
+    for name in OF_LOGPROBS:
+        if not any(logprobs) and _wishes(name, payload.get(name)):
+            raise InvalidRequest(f"{name} is given, but return_logprob asks for none", param=name)
+    if payload.get("incremental_hidden_states") and not any(
+        c.mode is CaptureMode.FULL and c.pooling is Pooling.NONE for c in captures
+    ):
+        raise InvalidRequest(
+            "incremental_hidden_states needs return_hidden_states true, without pooling: there is only one vector to send",
+            param="incremental_hidden_states",
+        )
+
+
+def _wishes(name: str, value: Any) -> bool:
+    """Does it ask for something, for any prompt?"""
+    each = value if isinstance(value, (list, tuple)) else [value]
+    return any(v not in (None, FIELDS[name].default) for v in each)
 
 
 def _prompts(payload: Mapping[str, Any], limits: Limits, encode: Encode) -> tuple[list[NDArray[np.int32]], bool]:
