@@ -79,7 +79,7 @@ def list_of(schema: Schema, **bounds: Any) -> Schema:
 
 def one_or_many(schema: Schema) -> Schema:
     """A value, or one per prompt."""
-    return any_of(schema, list_of(schema))
+    return any_of(schema, list_of(schema, minItems=1))
 
 
 def words(*values: str) -> Schema:
@@ -97,7 +97,7 @@ TEXTS = list_of(FILLED, minItems=1)
 INPUT = any_of(FILLED, TEXTS, IDS, list_of(IDS, minItems=1))
 MODE = any_of(BOOL, words("last"))
 RID: Schema = {"type": "string", "minLength": 1, "maxLength": 256}
-RIDS = any_of(RID, list_of(RID, uniqueItems=True))
+RIDS = any_of(RID, list_of(RID, minItems=1, uniqueItems=True))
 LAYERS = list_of({"type": "integer"}, minItems=1, uniqueItems=True)
 TIMEOUT = between(0, above=True)
 STOP: Schema = {"type": "string", "minLength": 1, "maxLength": 1024}
@@ -171,7 +171,7 @@ TABLE: tuple[Field, ...] = (
           doc="OpenAI's newer name of `max_tokens`"),
     _sampling("min_new_tokens", COUNT, "no end before so many tokens", 1, 0, on=("sampling_params",)),
     Field(name="min_tokens", on=OPENAI, schema=COUNT, default=0, example=1, way=Way.SAMPLING, doc="no end before so many tokens",
-          engine=("sampling_params.min_new_tokens",)),
+          engine=("sampling_params.min_new_tokens", "min_new_tokens")),
     _sampling("temperature", between(0), "0 is greedy", 0.5, 1),
     _sampling("top_p", between(0, 1, above=True), "draw from the likeliest tokens that have this share", 0.9, 1),
     _sampling("top_k", any_of({"const": -1}, whole(1)), "draw from so many of the likeliest; -1: all", 5, -1),
