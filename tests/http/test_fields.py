@@ -95,6 +95,12 @@ def test_what_the_sources_read_is_in_the_table() -> None:
     for f in TABLE:
         if f.way is Way.READ:
             assert f'"{f.name}"' in whole, f"nobody reads {f.name}"
+    requests = Path(normalize.__file__).parent
+    door = " ".join(file.read_text() for file in requests.glob("*.py") if file.name != "fields.py")
+    for f in TABLE:
+        if f.way is Way.PASSED:
+            name = f.engine[0] if f.engine else f.name
+            assert f'"{name}"' in door, f"the engine's door does not read {name}"
 
 
 #: Answers to values that have the right shape and still cannot be served here.
@@ -244,6 +250,18 @@ def test_fields_of_logprobs_need_logprobs(shared: LiveServer, name: str, value: 
 def test_increments_of_one_vector_are_refused(shared: LiveServer, beside: dict[str, Any]) -> None:
     path, body = body_with("generate", {"incremental_hidden_states": True, "stream": True}, beside)
     assert shared.refused(path, **body)["param"] == "incremental_hidden_states"
+
+
+def test_a_vector_in_a_batch_of_increments_counts_no_entries(shared: LiveServer) -> None:
+    """``hidden_states_total`` belongs to lists of entries; a neighbour that asked for the last row has one vector."""
+    body = {
+        "text": ["one", "two"],
+        "sampling_params": {"max_new_tokens": 3, "ignore_eos": True},
+        "return_hidden_states": [True, "last"],
+    }
+    last = {e["index"]: e["meta_info"] for e in shared.events("/generate", **body, incremental_hidden_states=True)}
+    assert last[0]["hidden_states_total"] == 3 and "hidden_states_total" not in last[1]
+    assert isinstance(last[1]["hidden_states"][0], float)
 
 
 def test_sampling_without_tokens_is_refused(shared: LiveServer) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from wellhead.types import HiddenStates, Logprobs, LogprobSpec, Output, Request, Usage
+from wellhead.types import CaptureMode, HiddenStates, Logprobs, LogprobSpec, Output, Request, Usage
 
 TokenText = Callable[[int], str | None]
 Triple = tuple[float | None, int, str | None]
@@ -57,7 +57,8 @@ class Reply:
             meta |= self._logprob_fields(self._spec)
         if self.hidden_states is not None:
             meta["hidden_states"] = encode(self.hidden_states)
-            if self.request.capture.incremental and self._finish is not None:
+            capture = self.request.capture
+            if capture.incremental and capture.mode is CaptureMode.FULL and self._finish is not None:
                 meta["hidden_states_total"] = self.total_entries(self.hidden_states)
         return {"text": self.text, "output_ids": list(self.output_ids), "meta_info": meta}
 
