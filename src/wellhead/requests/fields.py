@@ -261,9 +261,11 @@ TABLE: tuple[Field, ...] = (
           beside=_LOGPROBS, way=Way.PASSED, doc="tokens whose values are wanted at each position; one list, or one per prompt"),
     Field(name="return_text_in_logprobs", on=("generate",), schema=BOOL, default=False, example=True, beside=_LOGPROBS,
           way=Way.PASSED, doc="the tokens' texts beside their ids"),
-    Field(name="logprobs", on=("completions",), schema=whole(0, 20), example=2, engine=("top_logprobs_num",),
+    Field(name="logprobs", on=("completions",), schema=whole(0, 20), example=2,
+          engine=("top_logprobs_num", "return_logprob"),
           doc="log-probabilities, with so many alternatives; minus infinity is written as -9999"),
-    Field(name="logprobs", on=("chat",), schema=BOOL, default=False, example=True, doc="log-probabilities of the tokens"),
+    Field(name="logprobs", on=("chat",), schema=BOOL, default=False, example=True, engine=("return_logprob",),
+          doc="log-probabilities of the tokens"),
     Field(name="top_logprobs", on=("chat",), schema=whole(0, 20), default=0, example=2, beside={"logprobs": True},
           engine=("top_logprobs_num",), doc="alternatives at each position; needs `logprobs`"),
     # how it travels
