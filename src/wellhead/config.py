@@ -44,7 +44,7 @@ class EngineConfig:
                                 block before the final norm; default ``(-1,)``
     max_total_tokens            size of the KV pool; default: what ``mem_fraction_static`` of free memory holds, at most
                                 the larger of 32,768 and the context
-    mem_fraction_static         share of free memory that the KV pool may take at most
+    mem_fraction_static         share of free memory that the KV pool may take at most; not beside ``max_total_tokens``
     page_size                   tokens per page, also the key block of the attention: 16, 32, 64, 128
     chunked_prefill_size        prompt tokens computed in one step; -1: whole prompts
     max_running_requests        sequences that are in flight at once
@@ -172,6 +172,11 @@ class EngineConfig:
         if self.disable_radix_cache and self.schedule_policy == "lpm":
             raise InvalidConfig(
                 "schedule_policy lpm needs the prefixes that disable_radix_cache forgets", param="schedule_policy"
+            )
+        if self.max_total_tokens is not None and self.mem_fraction_static != EngineConfig.mem_fraction_static:
+            raise InvalidConfig(
+                f"mem_fraction_static is given, but max_total_tokens {self.max_total_tokens} says how large the KV pool is",
+                param="mem_fraction_static",
             )
         algorithm = self.speculation().algorithm
         if self.tp_size == 1 and self.dist_timeout is not None:

@@ -7,6 +7,7 @@
     │   ├── UnsupportedField          unsupported_field         the caller: a field that we do not serve
     │   ├── EmptyPrompt               empty_prompt              the caller
     │   ├── TokenOutOfRange           token_out_of_range        the caller
+    │   ├── RowOutOfRange             row_out_of_range          the caller
     │   ├── PromptTooLong             prompt_too_long           the caller (or a larger context or pool)
     │   ├── NoLMHead                  no_lm_head                whoever chose the model: it has rows, but no tokens
     │   ├── CaptureDisabled           capture_disabled          whoever starts the engine
@@ -72,6 +73,12 @@ class TokenOutOfRange(InvalidRequest):
     """A token id outside ``[0, vocab_size)``."""
 
     code = "token_out_of_range"
+
+
+class RowOutOfRange(InvalidRequest):
+    """A row that was named by its position, and does not exist."""
+
+    code = "row_out_of_range"
 
 
 class PromptTooLong(InvalidRequest):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wellhead.errors import InvalidRequest
+from wellhead.errors import InvalidRequest, RowOutOfRange
 from wellhead.reductions import FIRST, REDUCTIONS, ROWS
 
 Positions = NDArray[np.int64]
@@ -146,9 +146,9 @@ class Selection:
             if not -length <= p < length:
                 raise self._absent(p, f"there are {length} at most" if self.grows else f"there are {length}")
 
-    def _absent(self, p: int, why: str) -> InvalidRequest:
+    def _absent(self, p: int, why: str) -> RowOutOfRange:
         part = "" if self.rows.part is Part.ALL else f" of the {self.rows.part}"
-        return InvalidRequest(f"row {p}{part} does not exist: {why}", param="hidden_states_rows")
+        return RowOutOfRange(f"row {p}{part} does not exist: {why}", param="hidden_states_rows")
 
     def _bound(self, most: int) -> int:
         rows = self.rows

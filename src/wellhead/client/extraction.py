@@ -169,7 +169,13 @@ def _good(items: list[Item], wish: Wish, retry: Retry, rng: random.Random) -> Pa
 
 
 def _concerns_a_text(error: WellheadError) -> bool:
-    if isinstance(error, NonFinite) or error.code in ("empty_prompt", "token_out_of_range", "prompt_too_long", "body_too_large"):
+    if isinstance(error, NonFinite) or error.code in (
+        "empty_prompt",
+        "token_out_of_range",
+        "row_out_of_range",
+        "prompt_too_long",
+        "body_too_large",
+    ):
         return True
     named = error.param in ("input", "text", "input_ids") or "--max-request-tokens" in error.message
     return error.code == "invalid_request" and named

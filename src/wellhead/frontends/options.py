@@ -36,7 +36,10 @@ ENGINE_FLAGS: dict[str, dict[str, Any]] = {
     "--tp-size": {"type": int, "metavar": "N", "help": "processes (on GPUs: devices) that share the model (default: 1)"},
     "--dist-timeout": {"type": int, "metavar": "S", "help": "seconds that these wait for each other (default: 60)"},
     "--max-total-tokens": {"type": int, "help": "tokens in the KV pool"},
-    "--mem-fraction-static": {"type": float, "help": "share of free memory that the KV pool may take"},
+    "--mem-fraction-static": {
+        "type": float,
+        "help": "share of free memory that the KV pool may take; not beside --max-total-tokens",
+    },
     "--page-size": {"type": int, "choices": list(PAGE_SIZES), "help": "tokens per KV page (default: 64)"},
     "--chunked-prefill-size": {"type": int, "help": "prompt tokens per step; -1: whole prompts"},
     "--max-running-requests": {"type": int},

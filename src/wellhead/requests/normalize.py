@@ -28,26 +28,17 @@ from wellhead.errors import (
 )
 from wellhead.reads import CaptureMode, Read, layer_number, layer_word, mode_of, parse_reduce, parse_rows
 from wellhead.reductions import FIRST, ROWS
+from wellhead.requests.fields import Way, asks_for_nothing, at
 from wellhead.requests.limits import Limits
 from wellhead.requests.sampling import is_finite_number, normalize_sampling
 from wellhead.types import LogprobSpec, Pooling, Request, SamplingParams
 
 #: Fields of SGLang's request that this engine does not serve. Refused when they ask for something.
-NOT_SERVED = (
-    "input_embeds", "image_data", "video_data", "audio_data", "modalities", "session_params", "lora_path", "lora_id",
-    "custom_logit_processor", "bootstrap_host", "bootstrap_port", "bootstrap_room", "data_parallel_rank", "priority",
-    "return_routed_experts", "extra_key", "background", "conversation_id", "custom_labels", "no_logs", "log_metrics",
-    "return_entropy", "token_indices_hidden_states", "routed_dp_rank", "return_prompt_token_ids",
-)  # fmt: skip
-
-FIELDS = frozenset(
-    {
-        "text", "input_ids", "sampling_params", "return_hidden_states", "hidden_states_layers", "hidden_states_pooling",
-        "incremental_hidden_states", "hidden_states_rows", "hidden_states_reduce", "hidden_states_token_ids", "reads",
-        "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob",
-        "return_text_in_logprobs", "stream", "rid", "timeout",
-    }
-)  # fmt: skip
+NOT_SERVED = at("generate", Way.IDLE)
+#: Those that only shape an HTTP answer are not the engine's.
+FIELDS = {**at("generate", Way.PASSED), **{name: at("generate")[name] for name in ("text", "input_ids", "sampling_params")}}
+#: Fields that do nothing without ``return_logprob``.
+OF_LOGPROBS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs")
 
 Encode = Callable[[list[str]], list[list[int]]]
 TokenSpans = Callable[[str], list[tuple[int, int]]]
@@ -94,6 +85,7 @@ def normalize(
     logprobs = _logprobs(payload, count, single, prompts, limits)
     if not limits.has_head:
         _check_headless(sampling, logprobs)
+    _check_idle(payload, logprobs)
     rids = _rids(payload, count, single)
     stream, timeout = _flag(payload, "stream"), _timeout(payload)
     requests = []
@@ -141,10 +133,23 @@ def _check_fields(payload: Mapping[str, Any]) -> None:
         if name in FIELDS:
             continue
         if name in NOT_SERVED:
-            if value is None or value is False:
+            if asks_for_nothing(NOT_SERVED[name], value):
                 continue
             raise UnsupportedField(f"{name} is not served by this engine", param=name)
         raise InvalidRequest(f"unknown field {name!r}", param=str(name))
+
+
+def _check_idle(payload: Mapping[str, Any], logprobs: list[LogprobSpec | None]) -> None:
+    """Refuse what is asked for and could have no effect. A value that is the field's default asks for nothing."""
+    for name in OF_LOGPROBS:
+        if not any(logprobs) and _asks(name, payload.get(name)):
+            raise InvalidRequest(f"{name} is given, but return_logprob asks for none", param=name)
+
+
+def _asks(name: str, value: Any) -> bool:
+    """Does it ask for something, for any prompt?"""
+    each = value if isinstance(value, (list, tuple)) else [value]
+    return any(v not in (None, FIELDS[name].default) for v in each)
 
 
 def _prompts(payload: Mapping[str, Any], limits: Limits, encode: Encode) -> tuple[list[NDArray[np.int32]], bool]:
@@ -274,10 +279,10 @@ def _wishes(payload: Mapping[str, Any], count: int, single: bool, limits: Limits
         for name in READ_FIELDS:
             if payload.get(name) not in (None, False, "none"):
                 raise InvalidRequest(f"{name} is given, but return_hidden_states asks for none", param=name)
-    if each and not all(_in_pieces(read) for wish in wishes for read, _ in wish):
+    if each and not any(read.each for wish in wishes for read, _ in wish):
         raise InvalidRequest(
-            "incremental_hidden_states sends rows as they come: it does not go with one row, with a reduction, or with rows "
-            "that are counted from the end of the answer",
+            "incremental_hidden_states sends rows as they come: it needs rows that are neither one vector nor counted from the "
+            "end of the answer",
             param="incremental_hidden_states",
         )
     return wishes
@@ -355,7 +360,8 @@ def _read(wish: Mapping[str, Any], param: str, limits: Limits, *, each: bool = F
     asked = _layers(wish.get("layers"), fields["layers"], limits)
     config = limits.config
     layers = _default_layers(config) if asked is None else tuple(layer_number(la, config.layers) or 0 for la in asked)
-    return Read(rows, layers, asked, reduce, each=each), chars
+    read = Read(rows, layers, asked, reduce)
+    return replace(read, each=each and _in_pieces(read)), chars
 
 
 def _in_tokens(

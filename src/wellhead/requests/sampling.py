@@ -8,29 +8,31 @@ from collections.abc import Mapping
 from typing import Any
 
 from wellhead.errors import InvalidRequest, TokenOutOfRange, UnsupportedField
+from wellhead.requests.fields import BOOL, STOP, STOPS, Schema, Way, at
 from wellhead.requests.limits import Limits
 from wellhead.types import SamplingParams
 
 #: Not served yet; refused by name unless they ask for nothing.
-NOT_SERVED = ("json_schema", "regex", "ebnf", "structural_tag", "custom_params", "stream_interval", "beam_width")
+NOT_SERVED = at("sampling_params", Way.IDLE)
+KNOWN = at("sampling_params", Way.SAMPLING)
 
-MAX_SAMPLES = 128
-MAX_STOPS = 64
-MAX_STOP_CHARS = 1024
+MAX_STOPS: int = STOPS["anyOf"][1]["maxItems"]
+MAX_STOP_CHARS: int = STOP["maxLength"]
 MAX_DIGITS = 20  # of a token id as text: Python refuses to read thousands
 
+
+def _range(schema: Schema) -> tuple[float, float, bool]:
+    low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    return float(low), float(schema.get("maximum", math.inf)), "minimum" in schema
+
+
 #: name -> (lowest, highest, may it equal the lowest). From SGLang's checks.
-RANGES: dict[str, tuple[float, float, bool]] = {
-    "temperature": (0.0, math.inf, True),
-    "top_p": (0.0, 1.0, False),
-    "min_p": (0.0, 1.0, True),
-    "frequency_penalty": (-2.0, 2.0, True),
-    "presence_penalty": (-2.0, 2.0, True),
-    "repetition_penalty": (0.0, 2.0, False),
+RANGES = {name: _range(f.schema) for name, f in KNOWN.items() if f.schema.get("type") == "number"}
+#: name -> (lowest, highest or ``None``)
+COUNTS: dict[str, tuple[int, int | None]] = {
+    name: (KNOWN[name].schema["minimum"], KNOWN[name].schema.get("maximum")) for name in ("max_new_tokens", "min_new_tokens", "n")
 }
-COUNTS = {"max_new_tokens": 0, "min_new_tokens": 0, "n": 1}
-FLAGS = ("ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim")
-KNOWN = (*RANGES, *COUNTS, *FLAGS, "top_k", "stop", "stop_regex", "stop_token_ids", "logit_bias", "sampling_seed")
+FLAGS = tuple(name for name, f in KNOWN.items() if f.schema is BOOL)
 
 
 def normalize_sampling(value: Any, limits: Limits) -> SamplingParams:
@@ -61,7 +63,7 @@ def _one(name: str, v: Any, limits: Limits) -> Any:
     if name in RANGES:
         return _number(name, v)
     if name in COUNTS:
-        return _count(name, v, COUNTS[name])
+        return _count(name, v, *COUNTS[name])
     if name in FLAGS:
         if not isinstance(v, bool):
             raise _bad(name, "true or false", v)
@@ -92,11 +94,11 @@ def _number(name: str, v: Any) -> float:
     return float(v)
 
 
-def _count(name: str, v: Any, low: int) -> int:
+def _count(name: str, v: Any, low: int, high: int | None) -> int:
     if not _is_int(v) or v < low:
         raise _bad(name, f"a whole number of at least {low}", v)
-    if name == "n" and v > MAX_SAMPLES:
-        raise _bad(name, f"at most {MAX_SAMPLES}", v)
+    if high is not None and v > high:
+        raise _bad(name, f"at most {high}", v)
     return int(v)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -18,6 +16,7 @@ from wellhead.errors import EngineClosed, InvalidRequest, WellheadError
 from wellhead.frontends.http.errors import CacheBusy, NotFound
 from wellhead.frontends.http.openai_fields import plain_messages
 from wellhead.frontends.http.payload import Payload, parse
+from wellhead.frontends.http.reading import check_names, flag, naming
 from wellhead.frontends.http.service import Running, Service, Wish
 from wellhead.metrics.http import CONTENT_TYPE
 from wellhead.metrics.snapshot import Snapshot
@@ -165,7 +164,7 @@ async def flush_cache(service: Service, http: HttpRequest) -> Response:
 async def abort_request(service: Service, http: HttpRequest) -> Response:
     """End all samples of a request by its ``rid``, or everything with ``abort_all``."""
     payload = parse(await service.body(http))
-    only(payload, "rid", "abort_all")
+    check_names(payload, "abort_request")
     rid, everything = payload.get("rid"), payload.get("abort_all", False)
     if not isinstance(everything, bool):
         raise InvalidRequest("abort_all must be true or false", param="abort_all")
@@ -191,7 +190,7 @@ async def tokenize(service: Service, http: HttpRequest) -> Response:
 
 def _tokenize(service: Service, body: bytes) -> dict[str, Any]:
     payload = parse(body)
-    only(payload, "model", "prompt", "text", "messages", "add_special_tokens", "add_generation_prompt")
+    check_names(payload, "tokenize")
     service.check_model(payload.get("model"))
     tokenizer = service.need_tokenizer()
     given = [name for name in ("prompt", "text", "messages") if name in payload]
@@ -226,7 +225,7 @@ async def detokenize(service: Service, http: HttpRequest) -> Response:
 
 def _detokenize(service: Service, body: bytes) -> dict[str, Any]:
     payload = parse(body)
-    only(payload, "model", "tokens", "skip_special_tokens")
+    check_names(payload, "detokenize")
     service.check_model(payload.get("model"))
     tokenizer = service.need_tokenizer()
     tokens, skip = payload.get("tokens"), flag(payload, "skip_special_tokens", True)
@@ -242,27 +241,3 @@ def _ids(row: Any, service: Service) -> list[int]:
     if not isinstance(row, list) or any(type(t) is not int or not 0 <= t < most for t in row):
         raise InvalidRequest(f"tokens must be token ids in [0, {most})", param="tokens")
     return row
-
-
-def only(payload: Payload, *names: str) -> None:
-    """Refuse any other field by name."""
-    for name in payload:
-        if name not in names:
-            raise InvalidRequest(f"unknown field {name!r}", param=name)
-
-
-def flag(payload: Payload, name: str, default: bool) -> bool:
-    """A field that is true or false."""
-    value = payload.get(name, default)
-    if not isinstance(value, bool):
-        raise InvalidRequest(f"{name} must be true or false", param=name)
-    return value
-
-
-@contextlib.contextmanager
-def naming(name: str) -> Iterator[None]:
-    """Errors inside are about the field ``name``."""
-    try:
-        yield
-    except WellheadError as error:
-        raise type(error)(error.message, param=name) from None

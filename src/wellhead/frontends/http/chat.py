@@ -13,21 +13,17 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from wellhead.errors import InvalidRequest, PromptTooLong
-from wellhead.frontends.http.admin import naming
-from wellhead.frontends.http.completions import gather
 from wellhead.frontends.http.errors import openai_body
-from wellhead.frontends.http.native import Show, by_request, is_light
 from wellhead.frontends.http.openai_choice import Choice, chat_logprobs, usage_of
-from wellhead.frontends.http.openai_fields import CALLED, flag, plain_messages, split, wants_usage, whole
+from wellhead.frontends.http.openai_fields import plain_messages, split, wants_usage
 from wellhead.frontends.http.payload import Payload
+from wellhead.frontends.http.reading import flag, naming, whole
 from wellhead.frontends.http.respond import answer, event_stream, off_loop, owned
 from wellhead.frontends.http.service import Running, Service, Wish
+from wellhead.frontends.http.showing import Show, by_request, gather, is_light
+from wellhead.requests.fields import called
 from wellhead.types import Logprobs
 
-OWN = (
-    "model", "messages", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "stream_options",
-    "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
-)  # fmt: skip
 MOST_LOGPROBS = 20
 #: Arguments of the renderer, which are no variables of a template.
 _RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message", "variables", "self")
@@ -47,11 +43,9 @@ class ChatJob:
 
 def translate(service: Service, payload: Payload) -> Wish[ChatJob]:
     """OpenAI's fields -> the engine's. The prompt's ids are the template's own, without a second opening token."""
-    native, show = split(payload, OWN)
+    native, show = split(payload, "chat")
     service.check_model(payload.get("model"))
     tokenizer = service.need_tokenizer()
-    if "messages" not in payload:
-        raise InvalidRequest("messages is missing", param="messages")
     continued = flag(payload, "continue_final_message")
     opening = flag(payload, "add_generation_prompt", not continued)
     messages, variables = plain_messages(payload["messages"]), template_variables(payload.get("chat_template_kwargs"))
@@ -62,7 +56,7 @@ def translate(service: Service, payload: Payload) -> Wish[ChatJob]:
     if logprobs is not None:
         native |= {"return_logprob": True, "top_logprobs_num": logprobs}
     job = ChatJob(flag(payload, "stream"), wants_usage(payload), logprobs, show, f"chatcmpl-{uuid.uuid4().hex}", int(time.time()))
-    return Wish({**native, "input_ids": ids}, job, {**CALLED, "text": "messages", "input_ids": "messages"})
+    return Wish({**native, "input_ids": ids}, job, called("chat"))
 
 
 def max_tokens(service: Service, payload: Payload, prompt: int) -> int:

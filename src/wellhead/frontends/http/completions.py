@@ -12,17 +12,18 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from wellhead.errors import EmptyPrompt, InvalidRequest, UnsupportedField, WellheadError
+from wellhead.errors import UnsupportedField
 from wellhead.frontends.http.errors import openai_body
-from wellhead.frontends.http.native import Show, by_request, is_light
 from wellhead.frontends.http.openai_choice import Choice, CompletionLogprobs, usage_of
-from wellhead.frontends.http.openai_fields import CALLED, flag, split, wants_usage, whole
+from wellhead.frontends.http.openai_fields import split, wants_usage
 from wellhead.frontends.http.payload import Payload
+from wellhead.frontends.http.reading import flag, prompt_fields, whole
 from wellhead.frontends.http.respond import answer, event_stream, off_loop, owned
 from wellhead.frontends.http.service import Running, Service, Wish
+from wellhead.frontends.http.showing import Show, by_request, gather, is_light
+from wellhead.requests.fields import called
 from wellhead.types import Logprobs
 
-OWN = ("model", "prompt", "max_tokens", "logprobs", "echo", "best_of", "stream_options")
 #: OpenAI's default on this route.
 MAX_TOKENS = 16
 MOST_LOGPROBS = 20
@@ -42,23 +43,10 @@ class CompletionJob:
     created: int
 
 
-def prompt_fields(value: Any, name: str) -> Payload:
-    """The four shapes of OpenAI's input: a text, texts, token ids, lists of token ids."""
-    if isinstance(value, str):
-        return {"text": value}
-    if not isinstance(value, list):
-        raise InvalidRequest(f"{name} must be a string, a list of strings, token ids, or lists of token ids", param=name)
-    if not value:
-        raise EmptyPrompt(f"{name} is empty", param=name)
-    return {"text": value} if isinstance(value[0], str) else {"input_ids": value}
-
-
 def translate(service: Service, payload: Payload) -> Wish[CompletionJob]:
     """OpenAI's fields -> the engine's."""
-    native, show = split(payload, OWN)
+    native, show = split(payload, "completions")
     service.check_model(payload.get("model"))
-    if "prompt" not in payload:
-        raise InvalidRequest("prompt is missing", param="prompt")
     best = payload.get("best_of")
     if best is not None and best != payload.get("n", 1):
         raise UnsupportedField("best_of is not served by this engine unless it equals n", param="best_of")
@@ -75,8 +63,7 @@ def translate(service: Service, payload: Payload) -> Wish[CompletionJob]:
     job = CompletionJob(
         flag(payload, "stream"), wants_usage(payload), echo, logprobs, show, skip, f"cmpl-{uuid.uuid4().hex}", int(time.time())
     )
-    called = {**CALLED, "text": "prompt", "input_ids": "prompt"}
-    return Wish({**native, **prompt_fields(payload["prompt"], "prompt")}, job, called)
+    return Wish({**native, **prompt_fields(payload["prompt"], "prompt")}, job, called("completions"))
 
 
 async def completions(service: Service, http: HttpRequest) -> Response:
@@ -91,19 +78,6 @@ async def _answer(running: Running[CompletionJob]) -> Response:
     await gather(running, choices)
     light = all(is_light(r) and r.logprobs is None for r in running.batch.requests) and not running.job.echo
     return await answer(running, await off_loop(running.service, light, lambda: _whole(running, list(choices.values()))))
-
-
-async def gather(running: Running[Any], choices: dict[str, Choice]) -> None:
-    """All outputs; OpenAI's answer has no place for the error of one of several prompts, so the first one is raised."""
-    while running.open:
-        for key, outputs in by_request(await running.take()).items():
-            choice = choices[key]
-            try:
-                choice.take(outputs)
-            except WellheadError as error:
-                if running.batch.prompts == 1:
-                    raise
-                raise type(error)(f"prompt {choice.request.prompt_index}: {error.message}", param=error.param) from None
 
 
 def _whole(running: Running[CompletionJob], choices: list[Choice]) -> dict[str, Any]:

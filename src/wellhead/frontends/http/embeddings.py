@@ -12,15 +12,12 @@ from starlette.responses import Response
 
 from wellhead.encoding import base64
 from wellhead.errors import InvalidRequest, RequestAborted
-from wellhead.frontends.http.admin import flag, only
-from wellhead.frontends.http.completions import prompt_fields
-from wellhead.frontends.http.openai_fields import whole
 from wellhead.frontends.http.payload import Payload
+from wellhead.frontends.http.reading import check_names, flag, prompt_fields, whole
 from wellhead.frontends.http.respond import answer, off_loop, owned
 from wellhead.frontends.http.service import Running, Service, Wish
 from wellhead.frontends.native import Reply
-
-FIELDS = ("model", "input", "encoding_format", "dimensions", "user", "pooling", "normalize", "rid", "timeout")
+from wellhead.requests.fields import called, handed_over
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +31,8 @@ class EmbeddingJob:
 
 def translate(service: Service, payload: Payload) -> Wish[EmbeddingJob]:
     """OpenAI's fields, and ``pooling`` and ``normalize``, -> the engine's."""
-    only(payload, *FIELDS)
+    check_names(payload, "embeddings")
     service.check_model(payload.get("model"))
-    if "input" not in payload:
-        raise InvalidRequest("input is missing", param="input")
-    if not isinstance(payload.get("user", ""), str):
-        raise InvalidRequest("user must be a string", param="user")
     form = payload.get("encoding_format", "float")
     if form not in ("float", "base64"):
         raise InvalidRequest(f'encoding_format must be "float" or "base64", not {form!r:.80}', param="encoding_format")
@@ -54,11 +47,10 @@ def translate(service: Service, payload: Payload) -> Wish[EmbeddingJob]:
         "sampling_params": {"max_new_tokens": 0},
         "return_hidden_states": "last",
         **({"hidden_states_pooling": "mean"} if pooling == "mean" else {}),
-        **{name: payload[name] for name in ("rid", "timeout") if name in payload},
+        **handed_over(payload, "embeddings"),
     }
     job = EmbeddingJob(form == "base64", dimensions, flag(payload, "normalize", True))
-    called = {"text": "input", "input_ids": "input", "hidden_states_pooling": "pooling", "return_hidden_states": "pooling"}
-    return Wish(native, job, called)
+    return Wish(native, job, called("embeddings"))
 
 
 async def embeddings(service: Service, http: HttpRequest) -> Response:

@@ -71,6 +71,7 @@ STATUS: Mapping[str, int] = MappingProxyType(
         "unsupported_field": 400,
         "empty_prompt": 400,
         "token_out_of_range": 400,
+        "row_out_of_range": 400,
         "prompt_too_long": 400,
         "no_lm_head": 400,
         "capture_disabled": 400,

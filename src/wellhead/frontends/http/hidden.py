@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -14,36 +13,17 @@ from wellhead.encoding import base64, json, npy
 from wellhead.encoding.registry import FORMATS, Format, choose
 from wellhead.encoding.vectors import Layer, Vectors
 from wellhead.errors import InternalError, InvalidRequest, RequestAborted
-from wellhead.frontends.http.admin import flag, only
-from wellhead.frontends.http.completions import prompt_fields
 from wellhead.frontends.http.errors import NotAcceptable
-from wellhead.frontends.http.openai_fields import whole
 from wellhead.frontends.http.payload import Payload
+from wellhead.frontends.http.reading import check_names, flag, prompt_fields, whole
 from wellhead.frontends.http.respond import Streamed, answer, off_loop, owned, pieces
 from wellhead.frontends.http.service import Running, Service, Wish
+from wellhead.frontends.http.showing import base64_wanted
 from wellhead.frontends.native import Reply
 from wellhead.reads import parse_reduce, parse_rows
 from wellhead.reductions import FIRST, ROWS
+from wellhead.requests.fields import Way, at, called, handed_over
 from wellhead.types import DTYPES, DType
-
-FIELDS = (
-    "model", "input", "mode", "layers", "pooling", "rows", "reduce", "dtype", "max_new_tokens", "sampling_params",
-    "hidden_states_format", "return_input_ids", "return_token_ids", "rid", "timeout",
-)  # fmt: skip
-#: The engine's names of fields -> this route's
-CALLED: Mapping[str, str] = MappingProxyType(
-    {
-        "text": "input",
-        "input_ids": "input",
-        "return_hidden_states": "mode",
-        "hidden_states_layers": "layers",
-        "hidden_states_pooling": "pooling",
-        "hidden_states_rows": "rows",
-        "hidden_states_reduce": "reduce",
-        "sampling_params.max_new_tokens": "max_new_tokens",
-    }
-)
-
 
 #: Beside a .npy, which has no place for them: ``npy.positions_line``. Left out beyond this many characters.
 POSITIONS_HEADER = "X-Hidden-States-Positions"
@@ -66,15 +46,11 @@ def translator(form: Format) -> Callable[[Service, Payload], Wish[HiddenJob]]:
     """The fields of a request -> the engine's, for an answer in this format."""
 
     def translate(service: Service, payload: Payload) -> Wish[HiddenJob]:
-        only(payload, *FIELDS)
+        check_names(payload, "hidden_states")
         service.check_model(payload.get("model"))
-        if "input" not in payload:
-            raise InvalidRequest("input is missing", param="input")
         native, vector = _wish(payload)
         new = whole(payload, "max_new_tokens", 0, None, 0)
-        params = payload.get("sampling_params", {})
-        if not isinstance(params, dict) or not {"n", "max_new_tokens"}.isdisjoint(params):
-            raise InvalidRequest("sampling_params must be an object without n and max_new_tokens", param="sampling_params")
+        params = _sampling(payload, bool(new))
         shape = prompt_fields(payload["input"], "input")
         if form.media_type == npy.MEDIA_TYPE:
             npy.check(not vector, _count(payload["input"]))
@@ -82,9 +58,7 @@ def translator(form: Format) -> Callable[[Service, Payload], Wish[HiddenJob]]:
             **native,
             **shape,
             "sampling_params": {**params, "max_new_tokens": new},
-            "hidden_states_token_ids": flag(payload, "return_token_ids", False),
-            **({"hidden_states_layers": payload["layers"]} if "layers" in payload else {}),
-            **{name: payload[name] for name in ("rid", "timeout") if name in payload},
+            **handed_over(payload, "hidden_states"),
         }
         layers = payload.get("layers")
         job = HiddenJob(
@@ -92,9 +66,24 @@ def translator(form: Format) -> Callable[[Service, Payload], Wish[HiddenJob]]:
             layers=tuple(layers) if isinstance(layers, list) else (None,), generates=bool(new),
             echo_ids=flag(payload, "return_input_ids", False),
         )  # fmt: skip
-        return Wish(native, job, CALLED)
+        return Wish(native, job, called("hidden_states"))
 
     return translate
+
+
+def _sampling(payload: Payload, generates: bool) -> Payload:
+    """``sampling_params``; refused where nothing is drawn, unless it says what holds anyway."""
+    params = payload.get("sampling_params", {})
+    if not isinstance(params, dict) or not {"n", "max_new_tokens"}.isdisjoint(params):
+        raise InvalidRequest("sampling_params must be an object without n and max_new_tokens", param="sampling_params")
+    known = at("sampling_params")
+    wishes = (name for name, v in params.items() if v is not None and not (name in known and v == known[name].default))
+    idle = None if generates else next(wishes, None)
+    if idle is not None and idle in known and known[idle].way is Way.SAMPLING:
+        raise InvalidRequest(
+            f"sampling_params.{idle} is given, but nothing is generated; ask for max_new_tokens", param=f"sampling_params.{idle}"
+        )
+    return params
 
 
 def _wish(payload: Payload) -> tuple[Payload, bool]:
@@ -109,12 +98,12 @@ def _wish(payload: Payload) -> tuple[Payload, bool]:
         if pooling == "mean" or mode == "mean":
             return {"return_hidden_states": "last", "hidden_states_pooling": "mean"}, True
         return {"return_hidden_states": True if mode == "full" else "last"}, mode == "last"
-    for name in ("mode", "pooling"):
-        if name in payload:
+    for name, none in (("mode", "last"), ("pooling", "none")):
+        if payload.get(name, none) != none:
             raise InvalidRequest(f"{name} is short for rows and reduce: give one or the other", param=name)
     one = rows is not None and parse_rows(rows, "rows", ())[1]
     vector = parse_reduce(reduce, FIRST if one else ROWS, "reduce") != ROWS
-    return {"hidden_states_rows": rows, "hidden_states_reduce": reduce}, vector
+    return {}, vector
 
 
 def _dtype(payload: Payload, form: Format) -> DType | None:
@@ -132,13 +121,10 @@ def _dtype(payload: Payload, form: Format) -> DType | None:
 
 
 def _base64(payload: Payload, form: Format) -> bool:
-    value = payload.get("hidden_states_format", "float")
-    if value not in ("float", "list", "base64"):
-        message = f'hidden_states_format must be "float" (also called "list") or "base64", not {value!r:.80}'
-        raise InvalidRequest(message, param="hidden_states_format")
-    if value == "base64" and form.media_type != json.MEDIA_TYPE:
+    wanted = base64_wanted(payload)
+    if wanted and form.media_type != json.MEDIA_TYPE:
         raise InvalidRequest(f"hidden_states_format belongs to JSON, not to {form.media_type}", param="hidden_states_format")
-    return bool(value == "base64")
+    return wanted
 
 
 def _count(value: Any) -> int:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from wellhead.encoding import base64
-from wellhead.errors import InvalidRequest, WellheadError
+from wellhead.errors import WellheadError
 from wellhead.frontends.http.errors import native_body, status_of
 from wellhead.frontends.http.payload import Payload
+from wellhead.frontends.http.reading import check_names
 from wellhead.frontends.http.respond import answer, event_stream, off_loop, owned
 from wellhead.frontends.http.service import Running, Service, Wish
+from wellhead.frontends.http.showing import Show, by_request, is_light, shown_as
 from wellhead.frontends.native import Reply
-from wellhead.types import DTYPES, DType, HiddenStates, Output, Request
+from wellhead.requests.fields import handed_over
+from wellhead.types import Output, Request
 
-Show = Callable[[HiddenStates], Any]
+#: Of the fields that are read here: the engine has them under these names, too.
+OWN = ("text", "input_ids", "sampling_params")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,50 +32,12 @@ class NativeJob:
     show: Show
 
 
-def take_format(payload: Payload) -> tuple[Payload, Show]:
-    """Split off ``hidden_states_format`` and ``hidden_states_dtype``: the rest, and how hidden states are shown."""
-    rest = {k: v for k, v in payload.items() if k not in ("hidden_states_format", "hidden_states_dtype")}
-    form, dtype = payload.get("hidden_states_format", "float"), payload.get("hidden_states_dtype")
-    if form not in ("float", "list", "base64"):
-        message = f'hidden_states_format must be "float" (also called "list") or "base64", not {form!r:.80}'
-        raise InvalidRequest(message, param="hidden_states_format")
-    if dtype is not None and (form != "base64" or dtype not in DTYPES):
-        raise InvalidRequest(
-            f'hidden_states_dtype must be one of {", ".join(DTYPES)}, with hidden_states_format "base64"',
-            param="hidden_states_dtype",
-        )
-    wishes = ("return_hidden_states", "hidden_states_rows", "hidden_states_reduce", "reads")
-    if len(rest) < len(payload) and all(rest.get(name) in (None, False) for name in wishes):
-        raise InvalidRequest(
-            "hidden_states_format is given, but return_hidden_states asks for none", param="hidden_states_format"
-        )
-    return rest, show_base64(dtype or "float32") if form == "base64" else show_float
-
-
-def show_float(states: HiddenStates) -> Any:
-    """SGLang's shape, as arrays that the encoder writes as lists; layers by number under text keys, as JSON has them."""
-    entries = states.entries()
-    return {str(k): v for k, v in entries.items()} if isinstance(entries, dict) else entries
-
-
-def show_base64(dtype: DType) -> Show:
-    """The light alternative."""
-    return lambda states: base64.encode(states, dtype)
-
-
-def is_light(request: Request) -> bool:
-    """Is the reply of this request small enough to be put together on the event loop?"""
-    spec = request.logprobs
-    tokens = request.sampling.max_new_tokens + (request.prompt_tokens if spec is not None and spec.start is not None else 0)
-    values = tokens * (1 + (spec.top + len(spec.token_ids) if spec is not None else 0))
-    return values <= 2048 and all(read.vector for read in request.reads) and sum(len(r.layers) for r in request.reads) <= 4
-
-
 def translate(service: Service, payload: Payload) -> Wish[NativeJob]:
     """SGLang's fields are the engine's own; only the form of the hidden states is the server's affair."""
     del service
-    rest, show = take_format(payload)
-    return Wish(rest, NativeJob(rest.get("stream") is True, show))
+    check_names(payload, "generate")
+    native = {**handed_over(payload, "generate"), **{name: payload[name] for name in OWN if name in payload}}
+    return Wish(native, NativeJob(payload.get("stream") is True, shown_as(payload)))
 
 
 async def generate(service: Service, http: HttpRequest) -> Response:
@@ -130,11 +95,3 @@ async def _event(running: Running[NativeJob], request: Request, reply: Reply, ou
     light = is_light(request) or (reply.hidden_states is None and not reply.reads and request.logprobs is None)
     shown: dict[str, Any] = await off_loop(running.service, light, lambda: reply.to_dict(running.job.show))
     return shown
-
-
-def by_request(outputs: list[Output]) -> dict[str, list[Output]]:
-    """Outputs by request, in order of arrival."""
-    found: dict[str, list[Output]] = {}
-    for output in outputs:
-        found.setdefault(output.key, []).append(output)
-    return found
