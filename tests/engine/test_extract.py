@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +14,11 @@ import pytest
 import torch
 
 from support.checks import wait_until_idle
-from wellhead.errors import InvalidRequest
+from wellhead.errors import InvalidRequest, Overloaded
+from wellhead.frontends.bulk.options import Options
+from wellhead.frontends.bulk.run import open_input
+from wellhead.frontends.bulk.sources import Local
+from wellhead.frontends.cli import build_parser
 from wellhead.frontends.engine import Engine
 
 MakeEngine = Callable[..., Engine]
@@ -86,4 +94,53 @@ def test_leaving_an_extraction_early_aborts_the_rest(engine: MakeEngine) -> None
     found = made.extract_iter([f"text {i}" for i in range(200)])
     next(found)
     found.close()  # type: ignore[attr-defined]
+    wait_until_idle(made)
+
+
+@contextlib.contextmanager
+def company(made: Engine) -> Iterator[None]:
+    """Other callers who keep the queue full while this runs, and were refused at least once."""
+    stop, full = threading.Event(), threading.Event()
+
+    def generate() -> None:
+        while not stop.is_set():
+            try:
+                made.generate(["company"] * 2, {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True})
+            except Overloaded:
+                full.set()
+
+    threads = [threading.Thread(target=generate) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert full.wait(60)
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+
+
+def test_a_queue_that_others_have_filled_is_waited_for(engine: MakeEngine) -> None:
+    made = engine(max_queued_requests=2, max_running_requests=1)
+    texts: list[Any] = [f"text number {i}" for i in range(40)]
+    texts[11] = ""
+    alone = dict(made.extract_iter(texts))
+    with company(made):
+        found = dict(made.extract_iter(texts))
+    assert [getattr(found[i], "code", None) for i in range(40)] == [None if i != 11 else "empty_prompt" for i in range(40)]
+    for i in set(range(40)) - {11}:
+        np.testing.assert_array_equal(found[i].numpy(), alone[i].numpy())  # type: ignore[union-attr]
+    wait_until_idle(made)
+
+
+def test_bulk_waits_for_a_queue_that_others_have_filled(engine: MakeEngine, tmp_path: Path) -> None:
+    made = engine(max_queued_requests=2, max_running_requests=1)
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps({"text": f"text number {i}"}) + "\n" for i in range(40)))
+    command = ["extract", "--model-path", "unused", "--input", str(source), "--output", str(tmp_path / "out")]
+    options = Options.from_args(build_parser().parse_args(command))
+    with company(made):
+        found = list(Local(made, options).extract(open_input(options, []).rows(0, None)))
+    assert [done.error for done in found] == [None] * 40
     wait_until_idle(made)

@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from wellhead.client.exchange import Call, Dropped, Payload, Reply, Retry, Step, exchange
+from wellhead.client.exchange import Call, Dropped, Payload, Response, Retry, Step, exchange
 from wellhead.encoding import safetensors
-from wellhead.errors import InternalError, InvalidRequest, NonFinite, WellheadError
+from wellhead.errors import InternalError, InvalidRequest, WellheadError
+from wellhead.halving import Halving
 from wellhead.types import DTYPES, STORAGE, DType, HiddenStates, narrow
 
 Extracted = tuple[int, HiddenStates | WellheadError]
 Item = tuple[int, Any]
-Part = Generator[Step, Reply | Dropped | None, list[Extracted]]
+Part = Generator[Step, Response | Dropped | None, list[Extracted]]
 
 MODES = ("last", "full", "mean")
 #: Texts, and their bytes as JSON, that go in one request, and the requests that are under way at once.
@@ -50,7 +51,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Wanted:
     """What is wanted of every text. ``dtype``: in which rows travel and are handed over."""
 
     mode: str
@@ -58,14 +59,14 @@ class Wish:
     dtype: DType
 
     @staticmethod
-    def of(mode: str, layers: Iterable[int] | None, dtype: str) -> Wish:
+    def of(mode: str, layers: Iterable[int] | None, dtype: str) -> Wanted:
         """Raises ``InvalidRequest`` for what cannot be meant."""
         if mode not in MODES:
             raise InvalidRequest(f"mode must be last, full or mean, not {mode!r}", param="mode")
         known = next((d for d in DTYPES if d == dtype), None)
         if known is None:
             raise InvalidRequest(f"dtype must be {', '.join(DTYPES)}, not {dtype!r}", param="dtype")
-        return Wish(mode, None if layers is None else tuple(int(n) for n in layers), known)
+        return Wanted(mode, None if layers is None else tuple(int(n) for n in layers), known)
 
     def call(self, inputs: list[Any]) -> Call:
         """The request for some texts, or for some lists of token ids."""
@@ -118,7 +119,7 @@ def _cost(item: Any) -> tuple[int, int]:
     return as_json, len(item.encode("utf-8", "surrogatepass")) + 2
 
 
-def part(items: list[Item], wish: Wish, retry: Retry, rng: random.Random) -> Part:
+def part(items: list[Item], wish: Wanted, retry: Retry, rng: random.Random) -> Part:
     """Extract a batch. A text that the server refuses gives its error in its place, and the others go on.
 
     Raises what concerns all of them: options above the ceiling, a wrong key, a server that stays away.
@@ -131,31 +132,36 @@ def part(items: list[Item], wish: Wish, retry: Retry, rng: random.Random) -> Par
     return refused + (yield from _good(good, wish, retry, rng))
 
 
-def _good(items: list[Item], wish: Wish, retry: Retry, rng: random.Random) -> Part:
-    if not items:
-        return []
-    try:
-        reply = yield from exchange(wish.call([text for _, text in items]), retry, rng)
-    except WellheadError as error:
-        if not _concerns_a_text(error):
-            raise
-        if len(items) == 1:
-            return [(items[0][0], error)]
-        half = len(items) // 2
-        first = yield from _good(items[:half], wish, retry, rng)
-        return first + (yield from _good(items[half:], wish, retry, rng))
-    states = read_states(reply, len(items), wish)
-    return [(i, one) for (i, _), one in zip(items, states, strict=True)]
+def _good(items: list[Item], wish: Wanted, retry: Retry, rng: random.Random) -> Part:
+    found: list[Extracted] = []
+    halving = Halving(items)
+    for batch in halving:
+        try:
+            answer = yield from exchange(wish.call([text for _, text in batch]), retry, rng)
+        except WellheadError as error:
+            if not _concerns_a_text(error):
+                raise
+            if not halving.halve(batch):
+                found.append((batch[0][0], error))
+            continue
+        found += [(i, one) for (i, _), one in zip(batch, read_states(answer, len(batch), wish), strict=True)]
+    return found
+
+
+#: Errors that fewer texts, or others, would not have met.
+_OF_A_TEXT = frozenset(
+    {
+        "non_finite", "empty_prompt", "token_out_of_range", "prompt_too_long",
+        "body_too_large", "batch_too_large", "request_too_large",
+    }
+)  # fmt: skip
 
 
 def _concerns_a_text(error: WellheadError) -> bool:
-    if isinstance(error, NonFinite) or error.code in ("empty_prompt", "token_out_of_range", "prompt_too_long", "body_too_large"):
-        return True
-    named = error.param in ("input", "text", "input_ids") or "--max-request-tokens" in error.message
-    return error.code == "invalid_request" and named
+    return error.code in _OF_A_TEXT or (error.code == "invalid_request" and error.param in ("input", "text", "input_ids"))
 
 
-def read_states(reply: Reply, count: int, wish: Wish) -> tuple[HiddenStates, ...]:
+def read_states(reply: Response, count: int, wish: Wanted) -> tuple[HiddenStates, ...]:
     """The states in a reply, as views of its body; ``InternalError`` if they are not what was asked for."""
     try:
         vectors = safetensors.decode(memoryview(reply.body))
@@ -172,7 +178,7 @@ def read_states(reply: Reply, count: int, wish: Wish) -> tuple[HiddenStates, ...
     return vectors.states
 
 
-def gather(found: dict[int, HiddenStates], wish: Wish, hidden_size: int) -> Any:
+def gather(found: dict[int, HiddenStates], wish: Wanted, hidden_size: int) -> Any:
     """States by index -> ``[n, H]``, or a list of ``[rows_i, H]``; a dict from layer to that for layers by number."""
     ordered = [found[i] for i in range(len(found))]
     if wish.layers is None:
@@ -180,7 +186,7 @@ def gather(found: dict[int, HiddenStates], wish: Wish, hidden_size: int) -> Any:
     return {layer: _column(ordered, layer, wish, hidden_size) for layer in wish.layers}
 
 
-def _column(ordered: list[HiddenStates], layer: int | None, wish: Wish, hidden_size: int) -> Any:
+def _column(ordered: list[HiddenStates], layer: int | None, wish: Wanted, hidden_size: int) -> Any:
     rows = [_stored(s, layer, wish.dtype) for s in ordered]
     if wish.mode == "full":
         return rows

@@ -12,10 +12,10 @@ from typing import Any, Literal, TypeVar
 import httpx
 
 from wellhead.client import extraction, generation
-from wellhead.client.exchange import Call, Dropped, Reply, Retry, ServerUnreachable, Sleep, Step, exchange
-from wellhead.client.extraction import IN_FLIGHT, Extracted, Limits, Wish
+from wellhead.client.exchange import Call, Dropped, Response, Retry, Sleep, Step, exchange
+from wellhead.client.extraction import IN_FLIGHT, Extracted, Limits, Wanted
 from wellhead.client.settings import HEALTH, INFO, check_url, headers, progress_bar
-from wellhead.errors import WellheadError
+from wellhead.errors import ServerUnreachable, WellheadError
 from wellhead.types import DType, HiddenStates
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ class Client:
 
         Raises the first error, naming the text by its index.
         """
-        wish = Wish.of(mode, layers, dtype)
+        wish = Wanted.of(mode, layers, dtype)
         found: dict[int, HiddenStates] = {}
         for index, states in self.extract_iter(texts, mode, layers=layers, dtype=dtype, progress=progress):
             if isinstance(states, WellheadError):
@@ -114,9 +114,9 @@ class Client:
         Any number of texts in bounded memory. Raises what concerns all texts: an option above the server's ceiling, a
         wrong key, a server that stays away.
         """
-        return self._extract_all(extraction.check_texts(texts), Wish.of(mode, layers, dtype), progress)
+        return self._extract_all(extraction.check_texts(texts), Wanted.of(mode, layers, dtype), progress)
 
-    def _extract_all(self, texts: Iterator[Any], wish: Wish, progress: bool) -> Iterator[Extracted]:
+    def _extract_all(self, texts: Iterator[Any], wish: Wanted, progress: bool) -> Iterator[Extracted]:
         parts = extraction.batches(texts, self._known_limits())
         pool = ThreadPoolExecutor(self._in_flight, "wellhead-client")
         running: set[Future[list[Extracted]]] = set()
@@ -186,11 +186,11 @@ class Client:
 
     # --- steps --------------------------------------------------------------------------------------------------
 
-    def _call(self, call: Call) -> Reply:
+    def _call(self, call: Call) -> Response:
         return self._drive(exchange(call, self._retry, self._rng))
 
-    def _drive(self, steps: Generator[Step, Reply | Dropped | None, T]) -> T:
-        got: Reply | Dropped | None = None
+    def _drive(self, steps: Generator[Step, Response | Dropped | None, T]) -> T:
+        got: Response | Dropped | None = None
         while True:
             try:
                 step = steps.send(got)
@@ -203,14 +203,14 @@ class Client:
             else:
                 got = self._send(step.call)
 
-    def _send(self, call: Call) -> Reply | Dropped:
+    def _send(self, call: Call) -> Response | Dropped:
         request = self._http.build_request(call.method, call.path, content=call.body(), headers=call.headers())
         try:
             response = self._http.send(request, stream=True)
         except httpx.TransportError as error:
             return Dropped(error, began=False)
         if call.stream and response.is_success:
-            return Reply(response.status_code, response.headers, response=response)
+            return Response(response.status_code, response.headers, response=response)
         body = bytearray()
         try:
             for piece in response.iter_raw():
@@ -219,4 +219,4 @@ class Client:
             return Dropped(error, began=True)
         finally:
             response.close()
-        return Reply(response.status_code, response.headers, body)
+        return Response(response.status_code, response.headers, body)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import queue
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sized
+from collections.abc import AsyncIterator, Iterable, Iterator, Sized
 from types import TracebackType
 from typing import Any, Literal
 
@@ -16,11 +15,13 @@ from tqdm import tqdm
 
 from wellhead.config import EngineConfig
 from wellhead.core.assemble import Assembled, assemble
+from wellhead.core.courier import Courier
+from wellhead.core.job import Job, work_through
 from wellhead.core.loop import EngineLoop
 from wellhead.errors import InvalidRequest, RequestAborted, WellheadError
 from wellhead.frontends.native import Reply
 from wellhead.requests.normalize import Batch, normalize
-from wellhead.types import DTYPES, DType, HiddenStates, Output, narrow
+from wellhead.types import DTYPES, DType, HiddenStates, Output, Request, narrow
 
 ExtractMode = Literal["last", "full", "mean"]
 Extracted = tuple[int, HiddenStates | WellheadError]
@@ -111,7 +112,9 @@ class Engine:
         Raises ``InvalidRequest`` before anything runs, or the error of the first request that failed.
         """
         batch = self._normalize(prompt, sampling_params, input_ids, return_hidden_states, stream, fields)
-        outputs = self._begin(batch)
+        job = Job(self.loop)
+        outputs = job.outputs()
+        job.submit(batch.requests)
         if stream:
             return self._iterate(batch, outputs)
         replies = self._replies(batch)
@@ -119,31 +122,6 @@ class Engine:
             replies[output.key].update(output)
         results = [reply.to_dict() for reply in replies.values()]
         return results[0] if batch.single else results
-
-    def _begin(self, batch: Batch) -> Iterator[Output]:
-        """Submit a batch; its outputs. Whoever lets go of them, at whatever point, aborts what still runs."""
-        pieces: queue.SimpleQueue[Output] = queue.SimpleQueue()
-
-        def outputs() -> Iterator[Output]:
-            open_ = {request.key for request in batch.requests}
-            try:
-                yield Output("", "")  # taken below: a generator that was never begun would not run its ``finally``
-                while open_:
-                    output = pieces.get()
-                    if output.terminal:
-                        open_.discard(output.key)
-                    yield output
-            finally:
-                self._abandon(open_)
-
-        begun = outputs()
-        next(begun)
-        self.loop.submit(batch.requests, pieces.put).result()
-        return begun
-
-    def _abandon(self, keys: set[str]) -> None:
-        for key in keys:
-            self.loop.abort(key)
 
     def _iterate(self, batch: Batch, outputs: Iterator[Output]) -> Iterator[dict[str, Any]]:
         replies = self._replies(batch)
@@ -172,24 +150,12 @@ class Engine:
         return results[0] if batch.single else results
 
     async def _async_events(self, batch: Batch) -> AsyncIterator[dict[str, Any]]:
-        here = asyncio.get_running_loop()
-        pieces: asyncio.Queue[Output] = asyncio.Queue()
-
-        def reply(output: Output) -> None:
-            here.call_soon_threadsafe(pieces.put_nowait, output)
-
         replies = self._replies(batch)
-        open_ = set(replies)
-        try:
-            await asyncio.wrap_future(self.loop.submit(batch.requests, reply))
-            while open_:
-                output = await pieces.get()
+        with Job(self.loop, Courier(asyncio.get_running_loop())) as job:
+            job.submit(batch.requests)
+            async for output in job.aoutputs():
                 event = self._event(replies, output, batch)
-                if output.terminal:
-                    open_.discard(output.key)
                 yield event if batch.requests[0].stream else {**event, "_key": output.key}
-        finally:
-            self._abandon(open_)
 
     def _normalize(
         self, prompt: Any, sampling_params: Any, input_ids: Any, return_hidden_states: Any, stream: bool, fields: dict[str, Any]
@@ -276,7 +242,8 @@ class Engine:
         """The same one by one, as they get ready: ``(index, HiddenStates or the error of that text)``.
 
         Any number of texts in bounded memory: only some hundred are in flight at once. A text that cannot be served
-        gives an error in its place and the others go on. Options that are wrong for all raise at once.
+        gives an error in its place and the others go on; a queue that others have filled is waited for. Options that are
+        wrong for all raise at once.
         """
         fields = self._extract_fields(mode, layers)
         self.normalize({"input_ids": [0], **fields})
@@ -299,52 +266,18 @@ class Engine:
         return fields
 
     def _extract_all(self, texts: Iterator[Any], fields: dict[str, Any], bar: tqdm[Any]) -> Iterator[Extracted]:
-        done: queue.SimpleQueue[Output] = queue.SimpleQueue()
-        index: dict[str, int] = {}
-        numbered = enumerate(texts)
+        def prepare(part: list[Any]) -> tuple[Request, ...]:
+            kind = "text" if isinstance(part[0], str) else "input_ids"
+            if not all(isinstance(text, (str, list, tuple, np.ndarray)) for text in part):
+                raise InvalidRequest("each text must be a string or a list of token ids", param=kind)
+            return self.normalize({kind: part, **fields}).requests
+
         most = self._assembled.config.max_queued
         size, in_flight = min(BULK_BATCH, most), min(BULK_IN_FLIGHT, most)
-        try:
-            more = True
-            while more or index:
-                if more and len(index) <= in_flight - size:
-                    part = list(itertools.islice(numbered, size))
-                    more = len(part) == size
-                    yield from self._submit_part(part, fields, done.put, index)
-                elif index:
-                    output = done.get()
-                    bar.update()
-                    yield index.pop(output.key), result_of(output)
-        finally:
-            bar.close()
-            for key in index:
-                self.loop.abort(key)
-
-    def _submit_part(
-        self, part: list[tuple[int, Any]], fields: dict[str, Any], reply: Callable[[Output], None], index: dict[str, int]
-    ) -> Iterator[Extracted]:
-        """Submit a part of the texts; those that are refused come out as errors at once."""
-        if not part:
-            return
-        kind = "text" if isinstance(part[0][1], str) else "input_ids"
-        try:
-            if not all(isinstance(t, (str, list, tuple, np.ndarray)) for _, t in part):
-                raise InvalidRequest("each text must be a string or a list of token ids", param=kind)
-            batch = self.normalize({kind: [t for _, t in part], **fields})
-        except WellheadError as error:
-            if len(part) == 1:
-                yield part[0][0], error
-                return
-            half = len(part) // 2
-            yield from self._submit_part(part[:half], fields, reply, index)
-            yield from self._submit_part(part[half:], fields, reply, index)
-            return
-        index.update((request.key, i) for (i, _), request in zip(part, batch.requests, strict=True))
-        try:
-            self.loop.submit(batch.requests, reply).result()
-        except WellheadError as error:
-            for request in batch.requests:
-                yield index.pop(request.key), error
+        with bar:
+            for index, result in work_through(self.loop, texts, prepare, at_once=size, in_flight=in_flight):
+                bar.update(isinstance(result, Output))
+                yield index, result_of(result) if isinstance(result, Output) else result
 
 
 def result_of(output: Output) -> HiddenStates | WellheadError:

@@ -13,10 +13,9 @@ from starlette.responses import Response
 from wellhead.encoding import base64, json, npy
 from wellhead.encoding.registry import FORMATS, Format, choose
 from wellhead.encoding.vectors import Vectors
-from wellhead.errors import InternalError, InvalidRequest, RequestAborted
+from wellhead.errors import InternalError, InvalidRequest, NotAcceptable, RequestAborted
 from wellhead.frontends.http.admin import flag, only
 from wellhead.frontends.http.completions import prompt_fields
-from wellhead.frontends.http.errors import NotAcceptable
 from wellhead.frontends.http.openai_fields import whole
 from wellhead.frontends.http.payload import Payload
 from wellhead.frontends.http.respond import Streamed, answer, off_loop, owned, pieces
