@@ -26,18 +26,19 @@ LINES = (
     ("config", "step"),
     ("speculation",),
     ("types",),
-    ("errors", "halving"),
+    ("on_error", "halving"),
+    ("errors",),
 )
 #: The processor works on sequences, which belong to the scheduler's room.
 ALLOWED = {("results", "scheduler.sequence")}
 #: ``wellhead extract --url`` is the client's one caller in the house.
 GUESTS = {("frontends.bulk.sources", "client")}
 #: Apart from the house: these see nothing but what is named here.
-APART = {"client": {"client", "types", "errors", "encoding", "halving"}, "assets": {"assets", "errors"}}
+APART = {"client": {"client", "types", "errors", "encoding", "halving", "on_error"}, "assets": {"assets", "errors"}}
 
 NO_TORCH = (
     "types", "step", "errors", "config", "requests", "scheduler", "cache", "encoding", "client", "frontends.http",
-    "capture.sink", "results", "metrics", "speculation", "speculative", "gguf_file", "assets", "halving",
+    "capture.sink", "results", "metrics", "speculation", "speculative", "gguf_file", "assets", "halving", "on_error",
 )  # fmt: skip
 
 

@@ -39,7 +39,7 @@
     ├── ClientGone                    client_gone               nobody: whoever asked went away
     └── InternalError                 internal_error            us
 
-``code`` is stable: clients may branch on it. ``param`` names the field at fault, where there is one.
+``code`` is stable: clients may branch on it. ``param`` names the field at fault, and ``index`` the text, where there is one.
 """
 
 from __future__ import annotations
@@ -54,13 +54,21 @@ class WellheadError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
+        self.index: int | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        """``message``, ``code``, ``param``, and ``index`` where one text of several is at fault."""
+        said: dict[str, object] = {"message": self.message, "code": self.code, "param": self.param}
+        return said if self.index is None else {**said, "index": self.index}
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.message, self.param))
+        return (_rebuild, (type(self), self.message, self.param, self.code, self.index))
 
 
-def _rebuild(kind: type[WellheadError], message: str, param: str | None) -> WellheadError:
-    return kind(message, param=param)
+def _rebuild(kind: type[WellheadError], message: str, param: str | None, code: str, index: int | None) -> WellheadError:
+    error = kind(message, param=param)
+    error.code, error.index = code, index
+    return error
 
 
 class InvalidRequest(WellheadError, ValueError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from support.checks import wait_until_idle
-from wellhead.errors import InvalidRequest, Overloaded
+from wellhead.errors import EmptyPrompt, EngineClosed, InvalidRequest, Overloaded, WellheadError
 from wellhead.frontends.bulk.options import Options
 from wellhead.frontends.bulk.run import open_input
 from wellhead.frontends.bulk.sources import Local
@@ -144,3 +145,34 @@ def test_bulk_waits_for_a_queue_that_others_have_filled(engine: MakeEngine, tmp_
         found = list(Local(made, options).extract(open_input(options, []).rows(0, None)))
     assert [done.error for done in found] == [None] * 40
     wait_until_idle(made)
+
+
+def test_one_text_that_fails_does_not_lose_the_others(engine: MakeEngine) -> None:
+    made = engine(capture_layers=[0, -1])
+    texts: list[Any] = ["good", "", "fine", "x" * 600]
+    want = made.extract(["good", "fine"])
+    with pytest.raises(EmptyPrompt, match="text 1") as caught:
+        made.extract(texts[:3])
+    assert (caught.value.index, caught.value.to_dict()["index"]) == (1, 1)
+    assert pickle.loads(pickle.dumps(caught.value)).index == 1
+    rows, indices = made.extract(texts, on_error="skip")
+    np.testing.assert_array_equal(rows, want)
+    assert (indices.dtype, indices.tolist()) == (np.int64, [0, 2])
+    by_layer = made.extract(texts, "full", layers=[0, -1], on_error="return")
+    for layer, found in by_layer.items():
+        assert [getattr(one, "code", None) for one in found] == [None, "empty_prompt", None, "prompt_too_long"]
+        assert [one.index for one in found if isinstance(one, WellheadError)] == [1, 3]
+        if layer == -1:
+            np.testing.assert_array_equal(np.stack([found[0][-1], found[2][-1]]), want)
+    nothing, none = made.extract([""], on_error="skip")
+    assert (nothing.shape, none.tolist()) == ((0, 64), [])
+    with pytest.raises(InvalidRequest, match="on_error"):
+        made.extract(texts, on_error="ignore")  # type: ignore[arg-type]
+
+
+def test_an_engine_that_is_closed_is_no_text_to_skip(engine: MakeEngine) -> None:
+    made = engine()
+    made.shutdown()
+    for how in ("raise", "skip", "return"):
+        with pytest.raises(EngineClosed):
+            made.extract(["a", "b"], on_error=how)

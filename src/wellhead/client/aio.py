@@ -10,11 +10,13 @@ from typing import Any, Literal, TypeVar
 
 import httpx
 
+from wellhead import on_error as on_error_rule
 from wellhead.client import extraction, generation
 from wellhead.client.exchange import Call, Dropped, Response, Retry, Sleep, Step, exchange
 from wellhead.client.extraction import IN_FLIGHT, Extracted, Limits, Wanted
 from wellhead.client.settings import HEALTH, INFO, check_url, headers, progress_bar
 from wellhead.errors import ServerUnreachable, WellheadError
+from wellhead.on_error import OnError
 from wellhead.types import DType, HiddenStates
 
 T = TypeVar("T")
@@ -75,15 +77,15 @@ class AsyncClient:
         layers: list[int] | None = None,
         dtype: DType = "float32",
         progress: bool = False,
+        on_error: OnError = "raise",
     ) -> Any:
         """As ``Client.extract``: ``[n, H]``, or a list of ``[tokens_i, H]``; a dict of those by layer number."""
         wish = Wanted.of(mode, layers, dtype)
-        found: dict[int, HiddenStates] = {}
+        on_error_rule.check(on_error)
+        found: dict[int, HiddenStates | WellheadError] = {}
         async for index, states in self.extract_iter(texts, mode, layers=layers, dtype=dtype, progress=progress):
-            if isinstance(states, WellheadError):
-                raise extraction.named(index, states)
-            found[index] = states
-        return extraction.gather(found, wish, (await self._known_limits()).hidden_size)
+            found[index] = on_error_rule.met(index, states, on_error) if isinstance(states, WellheadError) else states
+        return extraction.gather(found, wish, (await self._known_limits()).hidden_size, on_error)
 
     def extract_iter(
         self,

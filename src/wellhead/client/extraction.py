@@ -16,6 +16,7 @@ from wellhead.client.exchange import Call, Dropped, Payload, Response, Retry, St
 from wellhead.encoding import safetensors
 from wellhead.errors import InternalError, InvalidRequest, WellheadError
 from wellhead.halving import Halving
+from wellhead.on_error import OnError, settled
 from wellhead.types import DTYPES, STORAGE, DType, HiddenStates, narrow
 
 Extracted = tuple[int, HiddenStates | WellheadError]
@@ -178,12 +179,13 @@ def read_states(reply: Response, count: int, wish: Wanted) -> tuple[HiddenStates
     return vectors.states
 
 
-def gather(found: dict[int, HiddenStates], wish: Wanted, hidden_size: int) -> Any:
+def gather(found: dict[int, HiddenStates | WellheadError], wish: Wanted, hidden_size: int, on_error: OnError) -> Any:
     """States by index -> ``[n, H]``, or a list of ``[rows_i, H]``; a dict from layer to that for layers by number."""
     ordered = [found[i] for i in range(len(found))]
+    stand = [one for one in ordered if isinstance(one, HiddenStates)]
     if wish.layers is None:
-        return _column(ordered, None, wish, hidden_size)
-    return {layer: _column(ordered, layer, wish, hidden_size) for layer in wish.layers}
+        return settled(_column(stand, None, wish, hidden_size), ordered, on_error)
+    return settled({layer: _column(stand, layer, wish, hidden_size) for layer in wish.layers}, ordered, on_error)
 
 
 def _column(ordered: list[HiddenStates], layer: int | None, wish: Wanted, hidden_size: int) -> Any:
@@ -196,10 +198,3 @@ def _column(ordered: list[HiddenStates], layer: int | None, wish: Wanted, hidden
 def _stored(states: HiddenStates, layer: int | None, dtype: DType) -> Any:
     raw = states.raw(layer)
     return raw if states.dtype == dtype else narrow(states.numpy(layer), dtype)
-
-
-def named(index: int, error: WellheadError) -> WellheadError:
-    """The same error, naming the text."""
-    told = type(error)(f"text {index}: {error.message}", param=error.param)
-    told.code = error.code
-    return told

@@ -11,11 +11,13 @@ from typing import Any, Literal, TypeVar
 
 import httpx
 
+from wellhead import on_error as on_error_rule
 from wellhead.client import extraction, generation
 from wellhead.client.exchange import Call, Dropped, Response, Retry, Sleep, Step, exchange
 from wellhead.client.extraction import IN_FLIGHT, Extracted, Limits, Wanted
 from wellhead.client.settings import HEALTH, INFO, check_url, headers, progress_bar
 from wellhead.errors import ServerUnreachable, WellheadError
+from wellhead.on_error import OnError
 from wellhead.types import DType, HiddenStates
 
 T = TypeVar("T")
@@ -83,6 +85,7 @@ class Client:
         layers: list[int] | None = None,
         dtype: DType = "float32",
         progress: bool = False,
+        on_error: OnError = "raise",
     ) -> Any:
         """Hidden states of texts (or of token id lists), as ``Engine.extract`` gives them.
 
@@ -90,15 +93,16 @@ class Client:
         from each layer number to such a result. ``dtype``: how rows travel and come; ``bfloat16``, which numpy lacks, as
         its 16 bits in uint16 (``wellhead.types.widen`` makes float32 of it).
 
-        Raises the first error, naming the text by its index.
+        ``on_error``, for a text that cannot be served: ``"raise"`` its error, with its ``index``; ``"skip"`` it, and give
+        ``(result, indices)``, int64 ``[k]``: the texts whose rows these are; ``"return"``: a list of ``[H]`` or
+        ``[tokens_i, H]`` in which the error stands in the text's place. An engine that closes is raised all the same.
         """
         wish = Wanted.of(mode, layers, dtype)
-        found: dict[int, HiddenStates] = {}
+        on_error_rule.check(on_error)
+        found: dict[int, HiddenStates | WellheadError] = {}
         for index, states in self.extract_iter(texts, mode, layers=layers, dtype=dtype, progress=progress):
-            if isinstance(states, WellheadError):
-                raise extraction.named(index, states)
-            found[index] = states
-        return extraction.gather(found, wish, self._known_limits().hidden_size)
+            found[index] = on_error_rule.met(index, states, on_error) if isinstance(states, WellheadError) else states
+        return extraction.gather(found, wish, self._known_limits().hidden_size, on_error)
 
     def extract_iter(
         self,

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from wellhead import on_error as on_error_rule
 from wellhead.config import EngineConfig
 from wellhead.core.assemble import Assembled, assemble
 from wellhead.core.courier import Courier
@@ -20,6 +21,7 @@ from wellhead.core.job import Job, work_through
 from wellhead.core.loop import EngineLoop
 from wellhead.errors import InvalidRequest, RequestAborted, WellheadError
 from wellhead.frontends.native import Reply
+from wellhead.on_error import OnError
 from wellhead.requests.normalize import Batch, normalize
 from wellhead.types import DTYPES, DType, HiddenStates, Output, Request, narrow
 
@@ -199,6 +201,7 @@ class Engine:
         layers: list[int] | None = None,
         dtype: DType = "float32",
         progress: bool = False,
+        on_error: OnError = "raise",
     ) -> Any:
         """Hidden states of texts (or of token id lists), no token generated.
 
@@ -206,19 +209,24 @@ class Engine:
         ``"full"`` -> a list of arrays ``[tokens_i, H]``. ``layers``: a dict from each layer number to such a result.
         ``dtype``: ``float32`` and ``float16`` give numpy arrays; ``bfloat16``, which numpy lacks, torch tensors.
 
-        Row i belongs to text i. Raises the first error, naming the text by its index.
+        Row i belongs to text i.
+
+        ``on_error``, for a text that cannot be served: ``"raise"`` its error, with its ``index``; ``"skip"`` it, and give
+        ``(result, indices)``, int64 ``[k]``: the texts whose rows these are; ``"return"``: a list of ``[H]`` or
+        ``[tokens_i, H]`` in which the error stands in the text's place. An engine that closes is raised all the same.
         """
         if dtype not in DTYPES:
             raise InvalidRequest(f"dtype must be {', '.join(DTYPES)}, not {dtype!r}", param="dtype")
         items: Any = texts if isinstance(texts, (str, bytes)) else list(texts)
-        found: list[HiddenStates | None] = [None] * len(items)
+        on_error_rule.check(on_error)
+        found: list[HiddenStates | WellheadError | None] = [None] * len(items)
         for i, states in self.extract_iter(items, mode, layers=layers, progress=progress):
-            if isinstance(states, WellheadError):
-                raise type(states)(f"text {i}: {states.message}", param=states.param)
-            found[i] = states
+            found[i] = on_error_rule.met(i, states, on_error) if isinstance(states, WellheadError) else states
         numbers = layers if layers is not None else [None]
-        results = {layer: self._gather([s for s in found if s is not None], mode, layer, dtype) for layer in numbers}
-        return results if layers is not None else results[None]
+        results = {
+            layer: self._gather([s for s in found if isinstance(s, HiddenStates)], mode, layer, dtype) for layer in numbers
+        }
+        return on_error_rule.settled(results if layers is not None else results[None], found, on_error)
 
     def _gather(self, found: list[HiddenStates], mode: ExtractMode, layer: int | None, dtype: DType) -> Any:
         if mode == "full":

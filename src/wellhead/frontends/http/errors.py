@@ -70,7 +70,7 @@ def headers_of(error: WellheadError) -> dict[str, str]:
 
 def native_body(error: WellheadError) -> dict[str, Any]:
     """SGLang's body, with our code and the field at fault beside the message."""
-    return {"error": {"message": error.message, "code": error.code, "param": error.param}}
+    return {"error": error.to_dict()}
 
 
 def openai_body(error: WellheadError) -> dict[str, Any]:
