@@ -28,6 +28,7 @@ LINES = (
     ("types",),
     ("reads",),
     ("reductions",),
+    ("on_error", "halving"),
     ("errors",),
 )
 #: The processor works on sequences, which belong to the scheduler's room.
@@ -35,11 +36,15 @@ ALLOWED = {("results", "scheduler.sequence")}
 #: ``wellhead extract --url`` is the client's one caller in the house.
 GUESTS = {("frontends.bulk.work.sources", "client")}
 #: Apart from the house: these see nothing but what is named here.
-APART = {"client": {"client", "types", "reads", "reductions", "errors", "encoding"}, "assets": {"assets", "errors"}}
+APART = {
+    "client": {"client", "types", "reads", "reductions", "errors", "encoding", "halving", "on_error"},
+    "assets": {"assets", "errors"},
+}
 
 NO_TORCH = (
     "types", "step", "errors", "config", "requests", "scheduler", "cache", "encoding", "client", "frontends.http",
     "capture.readers", "reads", "reductions", "results", "metrics", "speculation", "speculative", "gguf_file", "assets",
+    "halving", "on_error",
 )  # fmt: skip
 
 

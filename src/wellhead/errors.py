@@ -10,6 +10,15 @@
     │   ├── RowOutOfRange             row_out_of_range          the caller
     │   ├── PromptTooLong             prompt_too_long           the caller (or a larger context or pool)
     │   ├── NoLMHead                  no_lm_head                whoever chose the model: it has rows, but no tokens
+    │   ├── BatchTooLarge             batch_too_large           the caller: fewer prompts or samples per request
+    │   ├── RequestTooLarge           request_too_large         the caller: fewer tokens per request
+    │   ├── TooManyLogprobs           too_many_logprobs         the caller: fewer log-probabilities per request
+    │   ├── ModelNotFound             model_not_found           the caller: another model is served
+    │   ├── Unauthorized              unauthorized              the caller: a key is missing or wrong
+    │   ├── NotFound                  not_found                 the caller: a path that is not served
+    │   ├── MethodNotAllowed          method_not_allowed        the caller: the path has another method
+    │   ├── NotAcceptable             not_acceptable            the caller: ``Accept`` names none of the formats
+    │   ├── BodyTooLarge              body_too_large            the caller (or ``--max-body-bytes``)
     │   ├── CaptureDisabled           capture_disabled          whoever starts the engine
     │   └── CaptureAboveCeiling       capture_above_ceiling     whoever starts the engine
     ├── InvalidConfig                 invalid_config            whoever starts the engine
@@ -22,12 +31,17 @@
     ├── Overloaded                    overloaded                time: the queue is full, try again
     ├── RequestAborted                aborted                   the caller asked for it
     ├── RequestTimeout                timeout                   time
+    │   └── BodyTooSlow               body_too_slow             the caller, or the network
     ├── NonFinite                     non_finite                a NaN or inf came out of the model for this request
     ├── EngineClosed                  engine_closed             the engine was shut down, or died
-    │   └── RankDied                  rank_died                 whoever has the machine: one of its processes is gone
+    │   ├── RankDied                  rank_died                 whoever has the machine: one of its processes is gone
+    │   └── ServerUnreachable         server_unreachable        whoever has the server (or the network to it)
+    ├── BuildFailed                   build_failed              whoever has the machine: no compiler, no AVX2, ...
+    ├── CacheBusy                     cache_busy                time: requests run
+    ├── ClientGone                    client_gone               nobody: whoever asked went away
     └── InternalError                 internal_error            us
 
-``code`` is stable: clients may branch on it. ``param`` names the field at fault, where there is one.
+``code`` is stable: clients may branch on it. ``param`` names the field at fault, and ``index`` the text, where there is one.
 """
 
 from __future__ import annotations
@@ -42,13 +56,21 @@ class WellheadError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
+        self.index: int | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        """``message``, ``code``, ``param``, and ``index`` where one text of several is at fault."""
+        said: dict[str, object] = {"message": self.message, "code": self.code, "param": self.param}
+        return said if self.index is None else {**said, "index": self.index}
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.message, self.param))
+        return (_rebuild, (type(self), self.message, self.param, self.code, self.index))
 
 
-def _rebuild(kind: type[WellheadError], message: str, param: str | None) -> WellheadError:
-    return kind(message, param=param)
+def _rebuild(kind: type[WellheadError], message: str, param: str | None, code: str, index: int | None) -> WellheadError:
+    error = kind(message, param=param)
+    error.code, error.index = code, index
+    return error
 
 
 class InvalidRequest(WellheadError, ValueError):
@@ -91,6 +113,30 @@ class NoLMHead(InvalidRequest):
     """Tokens or log-probabilities asked of a model that was saved without its LM head."""
 
     code = "no_lm_head"
+
+
+class BatchTooLarge(InvalidRequest):
+    """More prompts or sequences in one request than the server takes."""
+
+    code = "batch_too_large"
+
+
+class RequestTooLarge(InvalidRequest):
+    """More prompt and new tokens in one request than the server takes."""
+
+    code = "request_too_large"
+
+
+class TooManyLogprobs(InvalidRequest):
+    """More log-probabilities of alternatives in one request than the server takes."""
+
+    code = "too_many_logprobs"
+
+
+class ModelNotFound(InvalidRequest):
+    """A model of another name."""
+
+    code = "model_not_found"
 
 
 class CaptureDisabled(InvalidRequest):
@@ -181,6 +227,66 @@ class RankDied(EngineClosed):
     """A process of an engine that runs over several (``tp_size``) died, failed or did not answer; the engine ends with it."""
 
     code = "rank_died"
+
+
+class ServerUnreachable(EngineClosed):
+    """No connection to the server, or it was lost, and trying again did not help."""
+
+    code = "server_unreachable"
+
+
+class BuildFailed(WellheadError, RuntimeError):
+    """The native kernels cannot be built; the message holds the reason, and the compiler's last words."""
+
+    code = "build_failed"
+
+
+class Unauthorized(InvalidRequest):
+    """No key, or a wrong one."""
+
+    code = "unauthorized"
+
+
+class NotFound(InvalidRequest):
+    """A path that is not served."""
+
+    code = "not_found"
+
+
+class MethodNotAllowed(InvalidRequest):
+    """A path that is served, by another method."""
+
+    code = "method_not_allowed"
+
+
+class NotAcceptable(InvalidRequest):
+    """An ``Accept`` header that names none of our formats."""
+
+    code = "not_acceptable"
+
+
+class BodyTooLarge(InvalidRequest):
+    """More bytes than ``--max-body-bytes``."""
+
+    code = "body_too_large"
+
+
+class BodyTooSlow(RequestTimeout):
+    """A body that did not arrive in time."""
+
+    code = "body_too_slow"
+
+
+class CacheBusy(WellheadError):
+    """The cache cannot be flushed while requests run."""
+
+    code = "cache_busy"
+
+
+class ClientGone(WellheadError):
+    """Nobody is there any more to answer."""
+
+    code = "client_gone"
 
 
 class InternalError(WellheadError):

@@ -10,7 +10,15 @@ import pytest
 
 from support.live import LiveServer
 from wellhead.client import AsyncClient, Client
-from wellhead.errors import CaptureAboveCeiling, EmptyPrompt, InvalidRequest, PromptTooLong, TokenOutOfRange, WellheadError
+from wellhead.errors import (
+    BatchTooLarge,
+    CaptureAboveCeiling,
+    EmptyPrompt,
+    InvalidRequest,
+    PromptTooLong,
+    TokenOutOfRange,
+    WellheadError,
+)
 from wellhead.types import HiddenStates, widen
 
 TEXTS = [f"text number {i} " + "x" * (i * 7 % 40) for i in range(50)]
@@ -87,6 +95,34 @@ def test_bad_texts_have_errors_in_their_places(client: Client) -> None:
 def test_extract_names_the_text(client: Client) -> None:
     with pytest.raises(EmptyPrompt, match="text 3"):
         client.extract(["a", "b", "c", ""])
+
+
+def test_a_text_that_fails_is_skipped_or_returned_on_request(server: LiveServer, client: Client) -> None:
+    texts = ["a", "b", "", "c"]
+    with pytest.raises(EmptyPrompt) as caught:
+        client.extract(texts)
+    assert caught.value.index == 2
+    want = client.extract(["a", "b", "c"])
+    for rows, indices in (
+        client.extract(texts, on_error="skip"),
+        run_async(server, lambda c: c.extract(texts, on_error="skip")),
+    ):
+        np.testing.assert_allclose(rows, want, rtol=1e-5, atol=1e-5)
+        assert indices.tolist() == [0, 1, 3]
+    listed = client.extract(texts, on_error="return")
+    assert [type(one) for one in listed] == [np.ndarray, np.ndarray, EmptyPrompt, np.ndarray]
+
+
+def test_limits_have_codes_and_name_the_callers_field(server: LiveServer) -> None:
+    with pytest.raises(BatchTooLarge) as caught, Client(server.url) as one:
+        one.generate(["a"] * 17, {"max_new_tokens": 1})
+    assert (caught.value.code, caught.value.param) == ("batch_too_large", "text")
+    answer = server.http.post("/v1/hidden_states", json={"input": ["a"] * 17})
+    assert (answer.status_code, answer.json()["error"]["code"], answer.json()["error"]["param"]) == (
+        400,
+        "batch_too_large",
+        "input",
+    )
 
 
 def test_what_is_wrong_for_all_is_raised(client: Client) -> None:

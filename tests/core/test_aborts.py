@@ -18,7 +18,7 @@ from wellhead.core.loop import EngineLoop
 from wellhead.errors import EngineClosed, Overloaded, RequestTimeout
 from wellhead.scheduler.sequence import Sequence
 from wellhead.step import Plan
-from wellhead.types import CaptureMode, CaptureSpec, Output, Request, SamplingParams
+from wellhead.types import CaptureMode, Output, Read, Request, SamplingParams
 
 WAIT = 60.0
 MANY = 4096
@@ -167,7 +167,7 @@ def test_a_full_queue_refuses_one_more_and_gives_all_back() -> None:
 def request(number: int, rid: str) -> Request:
     return Request(
         key=f"{number:x}", rid=rid, input_ids=np.array([number % 500, 3, 5, 7, 9], np.int32),
-        sampling=SamplingParams(max_new_tokens=number % 3), capture=CaptureSpec(mode=CaptureMode.LAST, layers=(1,)),
+        sampling=SamplingParams(max_new_tokens=number % 3), reads=(Read.last((1,)),),
     )  # fmt: skip
 
 

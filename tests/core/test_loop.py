@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from support.tags import TagCore, rows_for
+from wellhead.core.job import Job
 from wellhead.core.loop import EngineLoop
 from wellhead.errors import EngineClosed, InternalError, Overloaded
+from wellhead.halving import Halving
 from wellhead.step import Plan
 from wellhead.types import Output, Read, Request, Rows, SamplingParams
 
@@ -205,3 +207,80 @@ def test_flush_is_refused_while_something_runs(looped: Callable[..., tuple[TagCo
     assert refused.result(WAIT) is False
     pieces.get(timeout=WAIT)
     assert loop.call(lambda core: core.flush_cache()).result(WAIT) is True
+
+
+def test_patient_requests_wait_for_room_in_order_and_can_be_aborted(looped: Callable[..., tuple[TagCore, EngineLoop]]) -> None:
+    tags, loop = looped(max_queued=2)
+    gate = Gate(tags)
+    others: queue.SimpleQueue[Output] = queue.SimpleQueue()
+    loop.submit((request("first"),), others.put).result(WAIT)
+    assert gate.inside.wait(WAIT)
+    with Job(loop) as job:
+        loop.submit((request("w1"), request("w2")), others.put)  # they fill the queue
+        waiting = threading.Thread(target=job.submit, args=(tuple(request(f"p{i}") for i in range(7)),), kwargs={"patient": True})
+        waiting.start()
+        refused, aborted = loop.submit((request("impatient"),), others.put), loop.abort("p3")
+        gate.open.set()
+        waiting.join(WAIT)
+        assert isinstance(refused.exception(WAIT), Overloaded)
+        assert aborted.result(WAIT) == 1
+        outputs = list(job.outputs())
+    assert job.open == 0
+    ended = {o.rid: o.finish.kind for o in outputs if o.finish is not None}
+    assert [rid for rid, kind in ended.items() if kind == "abort"] == ["p3"]
+    assert [rid for rid, kind in ended.items() if kind != "abort"] == [f"p{i}" for i in range(7) if i != 3]
+    assert {o.rid for o in collect(3, others)} == {"first", "w1", "w2"}
+
+
+@pytest.mark.parametrize("how", ["abort", "close"])
+def test_patient_requests_end_with_whoever_closes(looped: Callable[..., tuple[TagCore, EngineLoop]], how: str) -> None:
+    tags, loop = looped(max_queued=1)
+    gate = Gate(tags)
+    others: queue.SimpleQueue[Output] = queue.SimpleQueue()
+    loop.submit((request("first"),), others.put).result(WAIT)
+    assert gate.inside.wait(WAIT)
+    pieces: queue.SimpleQueue[Output] = queue.SimpleQueue()
+    done = loop.submit(tuple(request(f"p{i}") for i in range(5)), pieces.put, patient=True)
+    if how == "abort":
+        ended = loop.abort_keys(f"p{i}#0" for i in range(5))
+    else:
+        closing = threading.Thread(target=loop.close)
+        closing.start()
+    gate.open.set()
+    if how == "abort":
+        done.result(WAIT)
+        assert ended.result(WAIT) == 5
+    else:
+        closing.join(WAIT)
+    outputs = collect(5, pieces)
+    assert all(o.terminal for o in outputs)
+    if how == "abort":
+        assert [o.finish.kind for o in outputs if o.finish is not None] == ["abort"] * 5
+    else:
+        assert {type(o.error) for o in outputs} == {EngineClosed}
+
+
+def test_a_job_that_is_let_go_of_before_its_first_output_aborts(looped: Callable[..., tuple[TagCore, EngineLoop]]) -> None:
+    tags, loop = looped()
+    gate = Gate(tags)
+    job = Job(loop)
+    outputs = job.outputs()
+    job.submit((request("a", new=500, length=4),))
+    assert gate.inside.wait(WAIT)
+    del outputs
+    gate.open.set()
+    assert job.closed
+    job.submit((request("late"),))  # does nothing
+    assert loop.call(lambda core: core.counters.requests).result(WAIT) == 1
+    assert loop.call(lambda core: core.counters.aborted).result(WAIT) == 1
+
+
+def test_halving_ends_with_what_is_wrong() -> None:
+    halving, good, bad = Halving(list(range(11))), list[int](), list[int]()
+    for batch in halving:
+        if not {0, 7, 10} & set(batch):
+            good += batch
+        elif not halving.halve(batch):
+            bad += batch
+    assert (good, bad) == ([1, 2, 3, 4, 5, 6, 8, 9], [0, 7, 10])
+    assert list(Halving([])) == []

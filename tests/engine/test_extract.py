@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import json
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +15,11 @@ import pytest
 import torch
 
 from support.checks import wait_until_idle
-from wellhead.errors import InvalidRequest
+from wellhead.errors import EmptyPrompt, EngineClosed, InvalidRequest, Overloaded, WellheadError
+from wellhead.frontends.bulk.options import Options
+from wellhead.frontends.bulk.run import open_input
+from wellhead.frontends.bulk.work.sources import Local
+from wellhead.frontends.cli import build_parser
 from wellhead.frontends.engine import Engine
 
 MakeEngine = Callable[..., Engine]
@@ -87,3 +96,83 @@ def test_leaving_an_extraction_early_aborts_the_rest(engine: MakeEngine) -> None
     next(found)
     found.close()  # type: ignore[attr-defined]
     wait_until_idle(made)
+
+
+@contextlib.contextmanager
+def company(made: Engine) -> Iterator[None]:
+    """Other callers who keep the queue full while this runs, and were refused at least once."""
+    stop, full = threading.Event(), threading.Event()
+
+    def generate() -> None:
+        while not stop.is_set():
+            try:
+                made.generate(["company"] * 2, {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True})
+            except Overloaded:
+                full.set()
+
+    threads = [threading.Thread(target=generate) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert full.wait(60)
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+
+
+def test_a_queue_that_others_have_filled_is_waited_for(engine: MakeEngine) -> None:
+    made = engine(max_queued_requests=2, max_running_requests=1)
+    texts: list[Any] = [f"text number {i}" for i in range(40)]
+    texts[11] = ""
+    alone = dict(made.extract_iter(texts))
+    with company(made):
+        found = dict(made.extract_iter(texts))
+    assert [getattr(found[i], "code", None) for i in range(40)] == [None if i != 11 else "empty_prompt" for i in range(40)]
+    for i in set(range(40)) - {11}:
+        np.testing.assert_array_equal(found[i].numpy(), alone[i].numpy())  # type: ignore[union-attr]
+    wait_until_idle(made)
+
+
+def test_bulk_waits_for_a_queue_that_others_have_filled(engine: MakeEngine, tmp_path: Path) -> None:
+    made = engine(max_queued_requests=2, max_running_requests=1)
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps({"text": f"text number {i}"}) + "\n" for i in range(40)))
+    command = ["extract", "--model-path", "unused", "--input", str(source), "--output", str(tmp_path / "out")]
+    options = Options.from_args(build_parser().parse_args(command))
+    with company(made):
+        found = list(Local(made, options).extract(open_input(options, []).rows(0, None)))
+    assert [done.error for done in found] == [None] * 40
+    wait_until_idle(made)
+
+
+def test_one_text_that_fails_does_not_lose_the_others(engine: MakeEngine) -> None:
+    made = engine(capture_layers=[0, -1])
+    texts: list[Any] = ["good", "", "fine", "x" * 600]
+    want = made.extract(["good", "fine"])
+    with pytest.raises(EmptyPrompt, match="text 1") as caught:
+        made.extract(texts[:3])
+    assert (caught.value.index, caught.value.to_dict()["index"]) == (1, 1)
+    assert pickle.loads(pickle.dumps(caught.value)).index == 1
+    rows, indices = made.extract(texts, on_error="skip")
+    np.testing.assert_array_equal(rows, want)
+    assert (indices.dtype, indices.tolist()) == (np.int64, [0, 2])
+    by_layer = made.extract(texts, "full", layers=[0, -1], on_error="return")
+    for layer, found in by_layer.items():
+        assert [getattr(one, "code", None) for one in found] == [None, "empty_prompt", None, "prompt_too_long"]
+        assert [one.index for one in found if isinstance(one, WellheadError)] == [1, 3]
+        if layer == -1:
+            np.testing.assert_array_equal(np.stack([found[0][-1], found[2][-1]]), want)
+    nothing, none = made.extract([""], on_error="skip")
+    assert (nothing.shape, none.tolist()) == ((0, 64), [])
+    with pytest.raises(InvalidRequest, match="on_error"):
+        made.extract(texts, on_error="ignore")  # type: ignore[arg-type]
+
+
+def test_an_engine_that_is_closed_is_no_text_to_skip(engine: MakeEngine) -> None:
+    made = engine()
+    made.shutdown()
+    for how in ("raise", "skip", "return"):
+        with pytest.raises(EngineClosed):
+            made.extract(["a", "b"], on_error=how)

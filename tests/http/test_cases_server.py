@@ -413,9 +413,20 @@ def test_bodies_batches_and_tokens_have_limits(live: Callable[..., LiveServer]) 
             yield b"x" * 1000
 
     assert server.http.post("/generate", content=endless()).status_code == 413
-    assert "4" in server.refused("/generate", text=["a"] * 5, sampling_params=NONE)["message"]
-    assert "4" in server.refused("/generate", text="a", sampling_params={"n": 5})["message"]
-    assert "60" in server.refused("/generate", text="a" * 40, sampling_params={"max_new_tokens": 30})["message"]
+
+    def limit(path: str, **body: Any) -> tuple[str, str]:
+        error = server.refused(path, **body)
+        assert error["message"].endswith(")"), error  # the flag
+        return error["code"], error["param"]
+
+    assert limit("/generate", text=["a"] * 5, sampling_params=NONE) == ("batch_too_large", "text")
+    assert limit("/generate", text="a", sampling_params={"n": 5}) == ("batch_too_large", "sampling_params.n")
+    assert limit("/v1/completions", model="tiny", prompt="a", n=5) == ("batch_too_large", "n")
+    long = "a" * 40
+    assert limit("/generate", text=long, sampling_params={"max_new_tokens": 30}) == ("request_too_large", "text")
+    assert limit("/generate", input_ids=[1] * 61, sampling_params=NONE) == ("request_too_large", "input_ids")
+    assert limit("/v1/completions", model="tiny", prompt=long, max_tokens=30) == ("request_too_large", "prompt")
+    assert limit("/v1/hidden_states", input=[long, long]) == ("request_too_large", "input")
     assert server.ok("/generate", text="a" * 40, sampling_params={"max_new_tokens": 3})["meta_info"]["prompt_tokens"] == 40
 
 
@@ -428,7 +439,9 @@ def test_alternatives_have_a_limit(live: Callable[..., LiveServer], asked: dict[
     server = live({"max_request_logprobs": 100})
     few = {"input_ids": [1] * 9, "return_logprob": True, "sampling_params": {"max_new_tokens": 1}}
     assert server.ok("/generate", **few, **asked)
-    assert "--max-request-logprobs" in server.refused("/generate", **few, **asked, logprob_start_len=0)["message"]
+    refused = server.refused("/generate", **few, **asked, logprob_start_len=0)
+    assert "--max-request-logprobs" in refused["message"]
+    assert (refused["code"], refused["param"]) == ("too_many_logprobs", next(iter(asked)))
     many = {**few, "input_ids": [[1], [2]], "sampling_params": {"max_new_tokens": 1, "n": 5}}
     assert "--max-request-logprobs" in server.refused("/generate", **many, **asked)["message"]
     assert server.ok("/generate", **many, top_logprobs_num=10)

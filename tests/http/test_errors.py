@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+from pathlib import Path
 
 import pytest
 
 from support.live import LiveServer
 from wellhead import errors
 from wellhead.errors import WellheadError
-from wellhead.frontends.http import errors as http_errors
 from wellhead.frontends.http.errors import RETRY_AFTER, STATUS, headers_of, native_body, openai_body, status_of
 
 
 def all_errors() -> list[type[WellheadError]]:
-    found = {
-        kind
-        for module in (errors, http_errors)
-        for _, kind in inspect.getmembers(module, inspect.isclass)
-        if issubclass(kind, WellheadError)
-    }
+    found = {kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, WellheadError)}
     return sorted(found, key=lambda kind: kind.code)
 
 
@@ -28,6 +24,15 @@ def test_the_table_has_every_code_and_no_other() -> None:
     assert len(set(codes)) == len(codes)
     assert set(codes) == set(STATUS)
     assert set(RETRY_AFTER) <= set(STATUS)
+
+
+def test_every_error_is_in_the_one_tree() -> None:
+    names, strays = {kind.__name__ for kind in all_errors()}, []
+    for path in Path(errors.__file__).parent.rglob("*.py"):
+        classes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+        if path != Path(errors.__file__):
+            strays += [node.name for node in classes if names & {ast.unparse(base).split(".")[-1] for base in node.bases}]
+    assert strays == []
 
 
 @pytest.mark.parametrize("kind", all_errors(), ids=lambda k: k.code)

@@ -10,7 +10,7 @@ import pytest
 
 from support.tags import config
 from wellhead.config import EngineConfig
-from wellhead.errors import InvalidConfig, InvalidRequest
+from wellhead.errors import InvalidConfig, InvalidRequest, PromptTooLong
 from wellhead.requests.limits import Limits
 from wellhead.requests.normalize import NOT_SERVED, Batch, normalize, parse_mode
 from wellhead.types import CaptureMode
@@ -339,3 +339,10 @@ def test_seeds_are_the_callers_or_the_engines() -> None:
     assert [r.seed for r in made.requests] == [7, 8, 9]
     made = door(batch(2, sampling_params={"n": 2, "max_new_tokens": 2}))
     assert [r.seed for r in made.requests] == [1000, 1001, 1002, 1003]
+
+
+@pytest.mark.parametrize(("given", "param"), [({"input_ids": [1] * 5000}, "input_ids"), ({"text": "a " * 5000}, "text")])
+def test_a_prompt_that_is_too_long_is_named_as_it_came(given: dict[str, Any], param: str) -> None:
+    with pytest.raises(PromptTooLong) as caught:
+        door({**given, "sampling_params": {"max_new_tokens": 0}})
+    assert caught.value.param == param

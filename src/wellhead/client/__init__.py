@@ -6,7 +6,8 @@
 """
 
 from wellhead.client.aio import AsyncClient
-from wellhead.client.exchange import Retry, ServerUnreachable
+from wellhead.client.exchange import Retry
 from wellhead.client.sync import Client
+from wellhead.errors import ServerUnreachable
 
 __all__ = ["AsyncClient", "Client", "Retry", "ServerUnreachable"]

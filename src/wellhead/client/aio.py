@@ -10,11 +10,13 @@ from typing import Any, Literal, TypeVar
 
 import httpx
 
+from wellhead import on_error as on_error_rule
 from wellhead.client import extraction, generation
-from wellhead.client.exchange import Call, Dropped, Reply, Retry, ServerUnreachable, Sleep, Step, exchange
-from wellhead.client.extraction import IN_FLIGHT, Extracted, Limits, Wish
+from wellhead.client.exchange import Call, Dropped, Response, Retry, Sleep, Step, exchange
+from wellhead.client.extraction import IN_FLIGHT, Extracted, Limits, Wanted
 from wellhead.client.settings import HEALTH, INFO, check_url, headers, progress_bar
-from wellhead.errors import WellheadError
+from wellhead.errors import ServerUnreachable, WellheadError
+from wellhead.on_error import OnError
 from wellhead.types import DType, HiddenStates
 
 T = TypeVar("T")
@@ -77,17 +79,15 @@ class AsyncClient:
         layers: list[int | str] | None = None,
         dtype: DType = "float32",
         progress: bool = False,
+        on_error: OnError = "raise",
     ) -> Any:
         """As ``Client.extract``: ``[n, H]``, or a list of ``[tokens_i, H]``; a dict of those by layer number."""
-        wish = Wish.of(mode, layers, dtype, rows, reduce)
-        found: dict[int, HiddenStates] = {}
-        async for index, states in self.extract_iter(
-            texts, mode, rows=rows, reduce=reduce, layers=layers, dtype=dtype, progress=progress
-        ):
-            if isinstance(states, WellheadError):
-                raise extraction.named(index, states)
-            found[index] = states
-        return extraction.gather(found, wish, (await self._known_limits()).hidden_size)
+        wish = Wanted.of(mode, layers, dtype, rows, reduce)
+        on_error_rule.check(on_error)
+        found: dict[int, HiddenStates | WellheadError] = {}
+        async for index, states in self._extract_all(extraction.check_texts(texts), wish, progress):
+            found[index] = on_error_rule.met(index, states, on_error) if isinstance(states, WellheadError) else states
+        return extraction.gather(found, wish, (await self._known_limits()).hidden_size, on_error)
 
     def extract_iter(
         self,
@@ -101,9 +101,9 @@ class AsyncClient:
         progress: bool = False,
     ) -> AsyncGenerator[Extracted]:
         """As ``Client.extract_iter``: ``(index, HiddenStates or the error of that text)``, in no fixed order."""
-        return self._extract_all(extraction.check_texts(texts), Wish.of(mode, layers, dtype, rows, reduce), progress)
+        return self._extract_all(extraction.check_texts(texts), Wanted.of(mode, layers, dtype, rows, reduce), progress)
 
-    async def _extract_all(self, texts: Iterator[Any], wish: Wish, progress: bool) -> AsyncGenerator[Extracted]:
+    async def _extract_all(self, texts: Iterator[Any], wish: Wanted, progress: bool) -> AsyncGenerator[Extracted]:
         parts = extraction.batches(texts, await self._known_limits())
         running: set[asyncio.Task[list[Extracted]]] = set()
         try:
@@ -171,11 +171,11 @@ class AsyncClient:
 
     # --- steps --------------------------------------------------------------------------------------------------
 
-    async def _call(self, call: Call) -> Reply:
+    async def _call(self, call: Call) -> Response:
         return await self._drive(exchange(call, self._retry, self._rng))
 
-    async def _drive(self, steps: Generator[Step, Reply | Dropped | None, T]) -> T:
-        got: Reply | Dropped | None = None
+    async def _drive(self, steps: Generator[Step, Response | Dropped | None, T]) -> T:
+        got: Response | Dropped | None = None
         while True:
             try:
                 step = steps.send(got)
@@ -188,14 +188,14 @@ class AsyncClient:
             else:
                 got = await self._send(step.call)
 
-    async def _send(self, call: Call) -> Reply | Dropped:
+    async def _send(self, call: Call) -> Response | Dropped:
         request = self._http.build_request(call.method, call.path, content=call.body(), headers=call.headers())
         try:
             response = await self._http.send(request, stream=True)
         except httpx.TransportError as error:
             return Dropped(error, began=False)
         if call.stream and response.is_success:
-            return Reply(response.status_code, response.headers, response=response)
+            return Response(response.status_code, response.headers, response=response)
         body = bytearray()
         try:
             async for piece in response.aiter_raw():
@@ -204,4 +204,4 @@ class AsyncClient:
             return Dropped(error, began=True)
         finally:
             await response.aclose()
-        return Reply(response.status_code, response.headers, body)
+        return Response(response.status_code, response.headers, body)

@@ -17,15 +17,11 @@ from typing import Any
 import httpx
 
 from wellhead import errors
-from wellhead.errors import EngineClosed, InternalError, InvalidRequest, Overloaded, RequestTimeout, WellheadError
+from wellhead.errors import InternalError, InvalidRequest, Overloaded, RequestTimeout, ServerUnreachable, WellheadError
 
 Payload = dict[str, Any]
 #: The longest ``Retry-After`` that is honoured, in seconds.
 MOST_PATIENCE = 120.0
-
-
-class ServerUnreachable(EngineClosed):
-    """No connection to the server, or it was lost, and trying again did not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +69,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class Response:
     """What the server said. ``response`` is still open, and ``body`` empty, for a stream that has begun."""
 
     status: int
@@ -101,7 +97,7 @@ class Sleep:
 
 
 Step = Send | Sleep
-Exchange = Generator[Step, Reply | Dropped | None, Reply]
+Exchange = Generator[Step, Response | Dropped | None, Response]
 
 
 def exchange(call: Call, retry: Retry, rng: random.Random) -> Exchange:
@@ -109,7 +105,7 @@ def exchange(call: Call, retry: Retry, rng: random.Random) -> Exchange:
     failures = 0
     while True:
         got = yield Send(call)
-        if isinstance(got, Reply) and got.status < 300:
+        if isinstance(got, Response) and got.status < 300:
             return got
         error, again, after = _judge(call, got)
         failures += 1
@@ -119,9 +115,9 @@ def exchange(call: Call, retry: Retry, rng: random.Random) -> Exchange:
         yield Sleep(delay)
 
 
-def _judge(call: Call, got: Reply | Dropped | None) -> tuple[WellheadError, bool, float]:
+def _judge(call: Call, got: Response | Dropped | None) -> tuple[WellheadError, bool, float]:
     """The error, whether the same call may be sent again, and after how many seconds at least."""
-    if isinstance(got, Reply):
+    if isinstance(got, Response):
         return error_of(got.status, bytes(got.body)), got.status in (429, 503), retry_after(got.headers)
     assert isinstance(got, Dropped)
     if isinstance(got.error, httpx.TimeoutException) and not isinstance(got.error, (httpx.ConnectTimeout, httpx.PoolTimeout)):

@@ -12,16 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from wellhead.client.exchange import Call, Dropped, Payload, Reply, Retry, Step, exchange
+from wellhead.client.exchange import Call, Dropped, Payload, Response, Retry, Step, exchange
 from wellhead.encoding import safetensors
-from wellhead.errors import InternalError, InvalidRequest, NonFinite, WellheadError
+from wellhead.errors import InternalError, InvalidRequest, WellheadError
+from wellhead.halving import Halving
+from wellhead.on_error import OnError, settled
 from wellhead.reads import parse_reduce, parse_rows
 from wellhead.reductions import FIRST, ROWS
 from wellhead.types import DTYPES, STORAGE, DType, HiddenStates
 
 Extracted = tuple[int, HiddenStates | WellheadError]
 Item = tuple[int, Any]
-Part = Generator[Step, Reply | Dropped | None, list[Extracted]]
+Part = Generator[Step, Response | Dropped | None, list[Extracted]]
 
 MODES = ("last", "full", "mean")
 #: Texts, and their bytes as JSON, that go in one request, and the requests that are under way at once.
@@ -52,7 +54,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Wanted:
     """What is wanted of every text: fields of ``/v1/hidden_states``. ``dtype``: in which rows travel and are handed over.
     ``vector``: one per text and layer, or any number of rows?"""
 
@@ -62,7 +64,9 @@ class Wish:
     vector: bool
 
     @staticmethod
-    def of(mode: str | None, layers: Iterable[int | str] | None, dtype: str, rows: Any = None, reduce: str | None = None) -> Wish:
+    def of(
+        mode: str | None, layers: Iterable[int | str] | None, dtype: str, rows: Any = None, reduce: str | None = None
+    ) -> Wanted:
         """Raises ``InvalidRequest`` for what cannot be meant."""
         known = next((d for d in DTYPES if d == dtype), None)
         if known is None:
@@ -74,11 +78,11 @@ class Wish:
             mode = mode or "last"
             if mode not in MODES:
                 raise InvalidRequest(f"mode must be last, full or mean, not {mode!r}", param="mode")
-            return Wish({"mode": mode}, numbers, known, mode != "full")
+            return Wanted({"mode": mode}, numbers, known, mode != "full")
         one = rows is not None and parse_rows(rows, "rows", ())[1]
         vector = parse_reduce(reduce, FIRST if one else ROWS, "reduce") != ROWS
         said = {"rows": _as_json(rows), "reduce": reduce}
-        return Wish({name: value for name, value in said.items() if value is not None}, numbers, known, vector)
+        return Wanted({name: value for name, value in said.items() if value is not None}, numbers, known, vector)
 
     def call(self, inputs: list[Any]) -> Call:
         """The request for some texts, or for some lists of token ids."""
@@ -138,7 +142,7 @@ def _cost(item: Any) -> tuple[int, int]:
     return as_json, len(item.encode("utf-8", "surrogatepass")) + 2
 
 
-def part(items: list[Item], wish: Wish, retry: Retry, rng: random.Random) -> Part:
+def part(items: list[Item], wish: Wanted, retry: Retry, rng: random.Random) -> Part:
     """Extract a batch. A text that the server refuses gives its error in its place, and the others go on.
 
     Raises what concerns all of them: options above the ceiling, a wrong key, a server that stays away.
@@ -151,37 +155,36 @@ def part(items: list[Item], wish: Wish, retry: Retry, rng: random.Random) -> Par
     return refused + (yield from _good(good, wish, retry, rng))
 
 
-def _good(items: list[Item], wish: Wish, retry: Retry, rng: random.Random) -> Part:
-    if not items:
-        return []
-    try:
-        reply = yield from exchange(wish.call([text for _, text in items]), retry, rng)
-    except WellheadError as error:
-        if not _concerns_a_text(error):
-            raise
-        if len(items) == 1:
-            return [(items[0][0], error)]
-        half = len(items) // 2
-        first = yield from _good(items[:half], wish, retry, rng)
-        return first + (yield from _good(items[half:], wish, retry, rng))
-    states = read_states(reply, len(items), wish)
-    return [(i, one) for (i, _), one in zip(items, states, strict=True)]
+def _good(items: list[Item], wish: Wanted, retry: Retry, rng: random.Random) -> Part:
+    found: list[Extracted] = []
+    halving = Halving(items)
+    for batch in halving:
+        try:
+            answer = yield from exchange(wish.call([text for _, text in batch]), retry, rng)
+        except WellheadError as error:
+            if not _concerns_a_text(error):
+                raise
+            if not halving.halve(batch):
+                found.append((batch[0][0], error))
+            continue
+        found += [(i, one) for (i, _), one in zip(batch, read_states(answer, len(batch), wish), strict=True)]
+    return found
+
+
+#: Errors that fewer texts, or others, would not have met.
+_OF_A_TEXT = frozenset(
+    {
+        "non_finite", "empty_prompt", "token_out_of_range", "row_out_of_range", "prompt_too_long",
+        "body_too_large", "batch_too_large", "request_too_large",
+    }
+)  # fmt: skip
 
 
 def _concerns_a_text(error: WellheadError) -> bool:
-    if isinstance(error, NonFinite) or error.code in (
-        "empty_prompt",
-        "token_out_of_range",
-        "row_out_of_range",
-        "prompt_too_long",
-        "body_too_large",
-    ):
-        return True
-    named = error.param in ("input", "text", "input_ids") or "--max-request-tokens" in error.message
-    return error.code == "invalid_request" and named
+    return error.code in _OF_A_TEXT or (error.code == "invalid_request" and error.param in ("input", "text", "input_ids"))
 
 
-def read_states(reply: Reply, count: int, wish: Wish) -> tuple[HiddenStates, ...]:
+def read_states(reply: Response, count: int, wish: Wanted) -> tuple[HiddenStates, ...]:
     """The states in a reply, as views of its body; ``InternalError`` if they are not what was asked for."""
     try:
         vectors = safetensors.decode(memoryview(reply.body))
@@ -198,23 +201,17 @@ def read_states(reply: Reply, count: int, wish: Wish) -> tuple[HiddenStates, ...
     return vectors.states
 
 
-def gather(found: dict[int, HiddenStates], wish: Wish, hidden_size: int) -> Any:
+def gather(found: dict[int, HiddenStates | WellheadError], wish: Wanted, hidden_size: int, on_error: OnError) -> Any:
     """States by index -> ``[n, H]``, or a list of ``[rows_i, H]``; a dict from layer to that for layers by number."""
     ordered = [found[i] for i in range(len(found))]
+    stand = [one for one in ordered if isinstance(one, HiddenStates)]
     if wish.layers is None:
-        return _column(ordered, None, wish, hidden_size)
-    return {layer: _column(ordered, layer, wish, hidden_size) for layer in wish.layers}
+        return settled(_column(stand, None, wish, hidden_size), ordered, on_error)
+    return settled({layer: _column(stand, layer, wish, hidden_size) for layer in wish.layers}, ordered, on_error)
 
 
-def _column(ordered: list[HiddenStates], layer: int | str | None, wish: Wish, hidden_size: int) -> Any:
+def _column(ordered: list[HiddenStates], layer: int | str | None, wish: Wanted, hidden_size: int) -> Any:
     rows = [s.stored(layer, wish.dtype) for s in ordered]
     if not wish.vector:
         return rows
     return np.stack(rows) if rows else np.empty((0, hidden_size), STORAGE[wish.dtype])
-
-
-def named(index: int, error: WellheadError) -> WellheadError:
-    """The same error, naming the text."""
-    told = type(error)(f"text {index}: {error.message}", param=error.param)
-    told.code = error.code
-    return told

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wellhead.client.exchange import Call, Payload, Reply, ServerUnreachable, error_of
+from wellhead.client.exchange import Call, Payload, Response, error_of
 from wellhead.encoding import base64
-from wellhead.errors import InternalError, WellheadError
+from wellhead.errors import InternalError, ServerUnreachable, WellheadError
 
 DONE = "[DONE]"
 
@@ -28,7 +28,7 @@ def generate_call(
     return Call("POST", "/generate", {**light, **given}, idempotent=False, stream=stream)
 
 
-def results(reply: Reply) -> Any:
+def results(reply: Response) -> Any:
     """One dict, or a list of them."""
     value = read_json(bytes(reply.body))
     return [result(one) for one in value] if isinstance(value, list) else result(value)

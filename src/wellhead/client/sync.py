@@ -11,11 +11,13 @@ from typing import Any, Literal, TypeVar
 
 import httpx
 
+from wellhead import on_error as on_error_rule
 from wellhead.client import extraction, generation
-from wellhead.client.exchange import Call, Dropped, Reply, Retry, ServerUnreachable, Sleep, Step, exchange
-from wellhead.client.extraction import IN_FLIGHT, Extracted, Limits, Wish
+from wellhead.client.exchange import Call, Dropped, Response, Retry, Sleep, Step, exchange
+from wellhead.client.extraction import IN_FLIGHT, Extracted, Limits, Wanted
 from wellhead.client.settings import HEALTH, INFO, check_url, headers, progress_bar
-from wellhead.errors import WellheadError
+from wellhead.errors import ServerUnreachable, WellheadError
+from wellhead.on_error import OnError
 from wellhead.types import DType, HiddenStates
 
 T = TypeVar("T")
@@ -85,6 +87,7 @@ class Client:
         layers: list[int | str] | None = None,
         dtype: DType = "float32",
         progress: bool = False,
+        on_error: OnError = "raise",
     ) -> Any:
         """Hidden states of texts (or of token id lists), as ``Engine.extract`` gives them.
 
@@ -92,17 +95,16 @@ class Client:
         from each layer number to such a result. ``dtype``: how rows travel and come; ``bfloat16``, which numpy lacks, as
         its 16 bits in uint16 (``wellhead.types.widen`` makes float32 of it).
 
-        Raises the first error, naming the text by its index.
+        ``on_error``, for a text that cannot be served: ``"raise"`` its error, with its ``index``; ``"skip"`` it, and give
+        ``(result, indices)``, int64 ``[k]``: the texts whose rows these are; ``"return"``: a list of ``[H]`` or
+        ``[tokens_i, H]`` in which the error stands in the text's place. An engine that closes is raised all the same.
         """
-        wish = Wish.of(mode, layers, dtype, rows, reduce)
-        found: dict[int, HiddenStates] = {}
-        for index, states in self.extract_iter(
-            texts, mode, rows=rows, reduce=reduce, layers=layers, dtype=dtype, progress=progress
-        ):
-            if isinstance(states, WellheadError):
-                raise extraction.named(index, states)
-            found[index] = states
-        return extraction.gather(found, wish, self._known_limits().hidden_size)
+        wish = Wanted.of(mode, layers, dtype, rows, reduce)
+        on_error_rule.check(on_error)
+        found: dict[int, HiddenStates | WellheadError] = {}
+        for index, states in self._extract_all(extraction.check_texts(texts), wish, progress):
+            found[index] = on_error_rule.met(index, states, on_error) if isinstance(states, WellheadError) else states
+        return extraction.gather(found, wish, self._known_limits().hidden_size, on_error)
 
     def extract_iter(
         self,
@@ -120,9 +122,9 @@ class Client:
         Any number of texts in bounded memory. Raises what concerns all texts: an option above the server's ceiling, a
         wrong key, a server that stays away.
         """
-        return self._extract_all(extraction.check_texts(texts), Wish.of(mode, layers, dtype, rows, reduce), progress)
+        return self._extract_all(extraction.check_texts(texts), Wanted.of(mode, layers, dtype, rows, reduce), progress)
 
-    def _extract_all(self, texts: Iterator[Any], wish: Wish, progress: bool) -> Iterator[Extracted]:
+    def _extract_all(self, texts: Iterator[Any], wish: Wanted, progress: bool) -> Iterator[Extracted]:
         parts = extraction.batches(texts, self._known_limits())
         pool = ThreadPoolExecutor(self._in_flight, "wellhead-client")
         running: set[Future[list[Extracted]]] = set()
@@ -192,11 +194,11 @@ class Client:
 
     # --- steps --------------------------------------------------------------------------------------------------
 
-    def _call(self, call: Call) -> Reply:
+    def _call(self, call: Call) -> Response:
         return self._drive(exchange(call, self._retry, self._rng))
 
-    def _drive(self, steps: Generator[Step, Reply | Dropped | None, T]) -> T:
-        got: Reply | Dropped | None = None
+    def _drive(self, steps: Generator[Step, Response | Dropped | None, T]) -> T:
+        got: Response | Dropped | None = None
         while True:
             try:
                 step = steps.send(got)
@@ -209,14 +211,14 @@ class Client:
             else:
                 got = self._send(step.call)
 
-    def _send(self, call: Call) -> Reply | Dropped:
+    def _send(self, call: Call) -> Response | Dropped:
         request = self._http.build_request(call.method, call.path, content=call.body(), headers=call.headers())
         try:
             response = self._http.send(request, stream=True)
         except httpx.TransportError as error:
             return Dropped(error, began=False)
         if call.stream and response.is_success:
-            return Reply(response.status_code, response.headers, response=response)
+            return Response(response.status_code, response.headers, response=response)
         body = bytearray()
         try:
             for piece in response.iter_raw():
@@ -225,4 +227,4 @@ class Client:
             return Dropped(error, began=True)
         finally:
             response.close()
-        return Reply(response.status_code, response.headers, body)
+        return Response(response.status_code, response.headers, body)

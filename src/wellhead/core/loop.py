@@ -1,4 +1,4 @@
-"""The engine on a thread of its own: an inbox of commands, and a reply function per request.
+"""The engine on a thread of its own: an inbox of commands, and a function per request that takes its outputs.
 
 Nobody else touches the ``Core``. Every request that was accepted gets exactly one terminal output, also if the thread dies
 or is closed; whoever waits is told.
@@ -16,19 +16,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from wellhead.core.engine import Core
-from wellhead.errors import EngineClosed, InternalError, WellheadError
-from wellhead.types import Output, Request
+from wellhead.errors import EngineClosed, InternalError, Overloaded, WellheadError
+from wellhead.types import FinishReason, Output, Request, Usage
 
 log = logging.getLogger("wellhead")
 
-Reply = Callable[[Output], None]
+Deliver = Callable[[Output], None]
 """Called on the engine's thread with each output of a request, the terminal one last. It must not block."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Submit:
     requests: tuple[Request, ...]
-    reply: Reply
+    deliver: Deliver
+    patient: bool
     done: Future[None]
 
 
@@ -44,7 +45,9 @@ class EngineLoop:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._inbox: queue.SimpleQueue[_Submit | _Call | WellheadError | None] = queue.SimpleQueue()
-        self._open: dict[str, tuple[str, Reply]] = {}  # by key: whose it is, and who is told
+        self._callers: dict[str, tuple[Request, Deliver]] = {}
+        #: Patient requests that found the queue full, in order of arrival. They are among ``_callers``.
+        self._patient: dict[str, Request] = {}
         self._error: WellheadError | None = None
         #: Done when the engine has ended and every request has its last output; with an exception if it died.
         self.ended: Future[None] = Future()
@@ -65,11 +68,14 @@ class EngineLoop:
         """Why the engine does not run, if it does not."""
         return self._error
 
-    def submit(self, requests: tuple[Request, ...], reply: Reply) -> Future[None]:
-        """Hand over requests as a whole; ``reply`` gets their outputs. The future fails (``Overloaded``, ``EngineClosed``)
-        if they were not taken, in which case there are no replies."""
+    def submit(self, requests: tuple[Request, ...], deliver: Deliver, *, patient: bool = False) -> Future[None]:
+        """Hand over requests as a whole; ``deliver`` gets their outputs. The future fails (``Overloaded``, ``EngineClosed``)
+        if they were not taken, in which case there are no outputs.
+
+        ``patient``: a full queue is no reason to refuse them. They wait before it, first come, first served, and a
+        request's time limit begins when it enters."""
         done: Future[None] = Future()
-        self._post(_Submit(requests, reply, done), done)
+        self._post(_Submit(requests, deliver, patient, done), done)
         return done
 
     def call(self, function: Callable[[Core], Any]) -> Future[Any]:
@@ -80,20 +86,20 @@ class EngineLoop:
 
     def abort(self, rid: str) -> Future[int]:
         """End all samples of a request; how many sequences that were."""
-        return self.call(lambda core: core.abort(rid))
+        return self.call(lambda core: self._abort_patient(lambda request: request.rid == rid) + core.abort(rid))
 
     def abort_keys(self, keys: Iterable[str]) -> Future[int]:
         """End single sequences, by ``Request.key``; how many of them were there."""
-        mine = tuple(keys)
+        mine = frozenset(keys)
         if not mine:
             none: Future[int] = Future()
             none.set_result(0)
             return none
-        return self.call(lambda core: core.abort_keys(mine))
+        return self.call(lambda core: self._abort_patient(lambda request: request.key in mine) + core.abort_keys(mine))
 
     def abort_all(self) -> Future[int]:
         """End every request there is; how many sequences that were."""
-        return self.call(lambda core: core.abort_all())
+        return self.call(lambda core: self._abort_patient(lambda _: True) + core.abort_all())
 
     def close(self, timeout: float | None = 30.0) -> None:
         """Stop after the step that runs; requests that are still there end with ``EngineClosed``. Harmless if repeated."""
@@ -140,6 +146,7 @@ class EngineLoop:
     def _take_messages(self) -> bool:
         """Handle what came in; wait for it if there is nothing else to do. False: close."""
         while True:
+            self._let_in()
             try:
                 message = self._inbox.get(block=self._core.idle)
             except queue.Empty:
@@ -159,17 +166,38 @@ class EngineLoop:
         taken: list[Request] = []
         try:
             for request in message.requests:
-                self._core.submit(request)
-                self._open[request.key] = (request.rid, message.reply)
+                if message.patient:
+                    self._patient[request.key] = request
+                else:
+                    self._core.submit(request)
+                self._callers[request.key] = request, message.deliver
                 taken.append(request)
         except Exception as error:
             for request in taken:
-                del self._open[request.key]
+                del self._callers[request.key]
             self._core.abort_keys(request.key for request in taken)
-            known = isinstance(error, WellheadError)
-            message.done.set_exception(error if known else InternalError(f"the request could not be taken: {error!r}"))
+            message.done.set_exception(_typed(error))
             return
         message.done.set_result(None)
+
+    def _let_in(self) -> None:
+        """Hand patient requests to the core, as many as its queue has room for."""
+        for request in list(self._patient.values()) if self._patient else ():
+            try:
+                self._core.submit(request)
+            except Overloaded:
+                return
+            except Exception as error:
+                self._deliver(Output(key=request.key, rid=request.rid, error=_typed(error)))
+            del self._patient[request.key]
+
+    def _abort_patient(self, meant: Callable[[Request], bool]) -> int:
+        mine = [request for request in self._patient.values() if meant(request)]
+        for request in mine:
+            del self._patient[request.key]
+            finish = FinishReason("abort", message=f"request {request.rid!r} was aborted")
+            self._deliver(Output(key=request.key, rid=request.rid, finish=finish, usage=Usage(request.prompt_tokens)))
+        return len(mine)
 
     def _carry_out(self, message: _Call) -> None:
         if not message.done.set_running_or_notify_cancel():
@@ -180,13 +208,13 @@ class EngineLoop:
             message.done.set_exception(error)
 
     def _deliver(self, output: Output) -> None:
-        found = self._open.pop(output.key, None) if output.terminal else self._open.get(output.key)
-        if found is None:
+        caller = self._callers.pop(output.key, None) if output.terminal else self._callers.get(output.key)
+        if caller is None:
             return
         try:
-            found[1](output)
+            caller[1](output)
         except Exception:
-            log.exception("a reply function failed for request %s", output.rid)
+            log.exception("the outputs of request %s could not be delivered", output.rid)
 
     def _end(self, error: WellheadError) -> None:
         with self._lock:
@@ -197,8 +225,9 @@ class EngineLoop:
                 self._deliver(output)
         except Exception:
             log.exception("could not end all requests in order")
-        for key, (rid, _) in list(self._open.items()):
-            self._deliver(Output(key=key, rid=rid, error=error))
+        self._patient.clear()
+        for request, _ in list(self._callers.values()):
+            self._deliver(Output(key=request.key, rid=request.rid, error=error))
         while True:
             try:
                 message = self._inbox.get_nowait()
@@ -206,3 +235,7 @@ class EngineLoop:
                 return
             if isinstance(message, (_Submit, _Call)) and message.done.set_running_or_notify_cancel():
                 message.done.set_exception(error)
+
+
+def _typed(error: Exception) -> WellheadError:
+    return error if isinstance(error, WellheadError) else InternalError(f"the request could not be taken: {error!r}")

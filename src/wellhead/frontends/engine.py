@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import queue
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sized
 from types import TracebackType
 from typing import Any, Literal
 
@@ -14,14 +13,18 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from wellhead import on_error as on_error_rule
 from wellhead.config import EngineConfig, Resolved
 from wellhead.core.assemble import Assembled, assemble
+from wellhead.core.courier import Courier
+from wellhead.core.job import Job, work_through
 from wellhead.core.loop import EngineLoop
 from wellhead.errors import InvalidRequest, RequestAborted, WellheadError
 from wellhead.frontends.native import Reply
+from wellhead.on_error import OnError
 from wellhead.requests.normalize import Batch, normalize, reads_of
 from wellhead.requests.tokenizer import Tokenizer
-from wellhead.types import DTYPES, DType, HiddenStates, Output, Read
+from wellhead.types import DTYPES, DType, HiddenStates, Output, Read, Request
 
 ExtractMode = Literal["last", "full", "mean"]
 Extracted = tuple[int, HiddenStates | Mapping[str, HiddenStates] | WellheadError]
@@ -130,7 +133,9 @@ class Engine:
         Raises ``InvalidRequest`` before anything runs, or the error of the first request that failed.
         """
         batch = self._normalize(prompt, sampling_params, input_ids, return_hidden_states, stream, fields)
-        outputs = self._begin(batch)
+        job = Job(self.loop)
+        outputs = job.outputs()
+        job.submit(batch.requests)
         if stream:
             return self._iterate(batch, outputs)
         replies = self._replies(batch)
@@ -138,30 +143,6 @@ class Engine:
             replies[output.key].update(output)
         results = [reply.to_dict() for reply in replies.values()]
         return results[0] if batch.single else results
-
-    def _begin(self, batch: Batch) -> Iterator[Output]:
-        """Submit a batch; its outputs. Whoever lets go of them, at whatever point, aborts what still runs."""
-        pieces: queue.SimpleQueue[Output] = queue.SimpleQueue()
-
-        def outputs() -> Iterator[Output]:
-            open_ = {request.key for request in batch.requests}
-            try:
-                yield Output("", "")  # taken below: a generator that was never begun would not run its ``finally``
-                while open_:
-                    output = pieces.get()
-                    if output.terminal:
-                        open_.discard(output.key)
-                    yield output
-            finally:
-                self._abandon(open_)
-
-        begun = outputs()
-        next(begun)
-        self.loop.submit(batch.requests, pieces.put).result()
-        return begun
-
-    def _abandon(self, keys: set[str]) -> None:
-        self.loop.abort_keys(keys)
 
     def _iterate(self, batch: Batch, outputs: Iterator[Output]) -> Iterator[dict[str, Any]]:
         replies = self._replies(batch)
@@ -190,24 +171,12 @@ class Engine:
         return results[0] if batch.single else results
 
     async def _async_events(self, batch: Batch) -> AsyncIterator[dict[str, Any]]:
-        here = asyncio.get_running_loop()
-        pieces: asyncio.Queue[Output] = asyncio.Queue()
-
-        def reply(output: Output) -> None:
-            here.call_soon_threadsafe(pieces.put_nowait, output)
-
         replies = self._replies(batch)
-        open_ = set(replies)
-        try:
-            await asyncio.wrap_future(self.loop.submit(batch.requests, reply))
-            while open_:
-                output = await pieces.get()
+        with Job(self.loop, Courier(asyncio.get_running_loop())) as job:
+            job.submit(batch.requests)
+            async for output in job.aoutputs():
                 event = self._event(replies, output, batch)
-                if output.terminal:
-                    open_.discard(output.key)
                 yield event if batch.requests[0].stream else {**event, "_key": output.key}
-        finally:
-            self._abandon(open_)
 
     def _normalize(
         self, prompt: Any, sampling_params: Any, input_ids: Any, return_hidden_states: Any, stream: bool, fields: dict[str, Any]
@@ -256,6 +225,7 @@ class Engine:
         dtype: DType = "float32",
         return_positions: bool = False,
         progress: bool = False,
+        on_error: OnError = "raise",
     ) -> Any:
         """Hidden states of texts (or of token id lists), no token generated.
 
@@ -269,24 +239,32 @@ class Engine:
         text, the int64 positions of its rows (by name with ``reads``).
         ``dtype``: ``float32`` and ``float16`` give numpy arrays; ``bfloat16``, which numpy lacks, torch tensors.
 
-        Row i belongs to text i. Raises the first error, naming the text by its index.
+        Row i belongs to text i.
+
+        ``on_error``, for a text that cannot be served: ``"raise"`` its error, with its ``index``; ``"skip"`` it, and give
+        ``(result, indices)``, int64 ``[k]``: the texts whose rows these are; ``"return"``: a list of ``[H]`` or
+        ``[tokens_i, H]`` in which the error stands in the text's place. An engine that closes is raised all the same.
         """
         if dtype not in DTYPES:
             raise InvalidRequest(f"dtype must be {', '.join(DTYPES)}, not {dtype!r}", param="dtype")
         items: Any = texts if isinstance(texts, (str, bytes)) else list(texts)
-        found: list[Mapping[str, HiddenStates]] = [{}] * len(items)
+        on_error_rule.check(on_error)
+        found: list[Mapping[str, HiddenStates] | WellheadError] = [{}] * len(items)
         wish = {"rows": rows, "reduce": reduce, "layers": layers, "reads": reads}
         for i, states in self.extract_iter(items, mode, **wish, progress=progress):
             if isinstance(states, WellheadError):
-                raise type(states)(f"text {i}: {states.message}", param=states.param)
-            found[i] = {"": states} if isinstance(states, HiddenStates) else states
-        fields = self._extract_fields(mode, **wish)
-        read_of = {read.name: read for read in reads_of(fields, self._assembled.limits)}
-        results = {name: self._gather([f[name] for f in found], read, dtype) for name, read in read_of.items()}
-        positions = {name: [f[name].positions for f in found] for name in read_of}
-        if reads is None:
-            return (results[""], positions[""]) if return_positions else results[""]
-        return (results, positions) if return_positions else results
+                found[i] = on_error_rule.met(i, states, on_error)
+            else:
+                found[i] = {"": states} if isinstance(states, HiddenStates) else states
+        stand = [one for one in found if not isinstance(one, WellheadError)]
+        results, positions = {}, {}
+        for read in reads_of(self._extract_fields(mode, **wish), self._assembled.limits):
+            mine = [one[read.name] for one in stand]
+            results[read.name] = self._gather(mine, read, dtype)
+            positions[read.name] = [states.positions for states in mine]
+        result = results if reads is not None else results[""]
+        told = on_error_rule.settled(result, found, on_error)
+        return (told, positions if reads is not None else positions[""]) if return_positions else told
 
     def _gather(self, found: list[HiddenStates], read: Read, dtype: DType) -> Any:
         if read.asked is not None:
@@ -319,7 +297,8 @@ class Engine:
         of ``HiddenStates`` by name.
 
         Any number of texts in bounded memory: only some hundred are in flight at once. A text that cannot be served
-        gives an error in its place and the others go on. Options that are wrong for all raise at once.
+        gives an error in its place and the others go on; a queue that others have filled is waited for. Options that are
+        wrong for all raise at once.
         """
         wish = {"rows": rows, "reduce": reduce, "layers": layers, "reads": reads}
         fields = self._extract_fields(mode, **wish)
@@ -347,51 +326,18 @@ class Engine:
         return {**fields, "hidden_states_rows": rows, "hidden_states_reduce": reduce}
 
     def _extract_all(self, texts: Iterator[Any], fields: dict[str, Any], bar: tqdm[Any]) -> Iterator[Extracted]:
-        done: queue.SimpleQueue[Output] = queue.SimpleQueue()
-        index: dict[str, int] = {}
-        numbered = enumerate(texts)
+        def prepare(part: list[Any]) -> tuple[Request, ...]:
+            kind = "text" if isinstance(part[0], str) else "input_ids"
+            if not all(isinstance(text, (str, list, tuple, np.ndarray)) for text in part):
+                raise InvalidRequest("each text must be a string or a list of token ids", param=kind)
+            return self.normalize({kind: part, **fields}).requests
+
         most = self._assembled.config.max_queued
         size, in_flight = min(BULK_BATCH, most), min(BULK_IN_FLIGHT, most)
-        try:
-            more = True
-            while more or index:
-                if more and len(index) <= in_flight - size:
-                    part = list(itertools.islice(numbered, size))
-                    more = len(part) == size
-                    yield from self._submit_part(part, fields, done.put, index)
-                elif index:
-                    output = done.get()
-                    bar.update()
-                    yield index.pop(output.key), output.reads or result_of(output)
-        finally:
-            bar.close()
-            self.loop.abort_keys(index)
-
-    def _submit_part(
-        self, part: list[tuple[int, Any]], fields: dict[str, Any], reply: Callable[[Output], None], index: dict[str, int]
-    ) -> Iterator[Extracted]:
-        """Submit a part of the texts; those that are refused come out as errors at once."""
-        if not part:
-            return
-        kind = "text" if isinstance(part[0][1], str) else "input_ids"
-        try:
-            if not all(isinstance(t, (str, list, tuple, np.ndarray)) for _, t in part):
-                raise InvalidRequest("each text must be a string or a list of token ids", param=kind)
-            batch = self.normalize({kind: [t for _, t in part], **fields})
-        except WellheadError as error:
-            if len(part) == 1:
-                yield part[0][0], error
-                return
-            half = len(part) // 2
-            yield from self._submit_part(part[:half], fields, reply, index)
-            yield from self._submit_part(part[half:], fields, reply, index)
-            return
-        index.update((request.key, i) for (i, _), request in zip(part, batch.requests, strict=True))
-        try:
-            self.loop.submit(batch.requests, reply).result()
-        except WellheadError as error:
-            for request in batch.requests:
-                yield index.pop(request.key), error
+        with bar:
+            for index, result in work_through(self.loop, texts, prepare, at_once=size, in_flight=in_flight):
+                bar.update(isinstance(result, Output))
+                yield index, result.reads or result_of(result) if isinstance(result, Output) else result
 
 
 def result_of(output: Output) -> HiddenStates | WellheadError:

@@ -25,12 +25,10 @@ from pathlib import Path
 import platformdirs
 import torch
 
+from wellhead.errors import BuildFailed
+
 # The slowest to compile first.
 UNITS = ("library.cpp", "attention.cpp", "linear.cpp", "rows.cpp", "int8.cpp", "bfloat16.cpp", "team.cpp")
-
-
-class BuildFailed(RuntimeError):
-    """The extension could not be compiled or loaded; the message ends with the compiler's last lines."""
 
 
 @dataclass(frozen=True, slots=True)

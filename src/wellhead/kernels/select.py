@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from wellhead.errors import InvalidConfig
+from wellhead.errors import BuildFailed, InvalidConfig
 from wellhead.kernels.ops import Ops
 from wellhead.kernels.plain import PlainOps
 
@@ -25,7 +25,7 @@ def select_ops(dtype: torch.dtype, device: torch.device, *, native: bool | None 
     if not isinstance(made, str):
         return made
     if native:
-        raise InvalidConfig(f"the native kernels cannot be had: {made}", param="native")
+        raise InvalidConfig(f"the native kernels cannot be had: {made}", param="native_kernels")
     return PlainOps(dtype, device, why=made)
 
 
@@ -34,7 +34,6 @@ def _native(dtype: torch.dtype, device: torch.device) -> Ops | str:
     if torch.device(device).type != "cpu":
         return f"they run on the CPU, not on {device}"
     try:
-        from wellhead.kernels.build import BuildFailed
         from wellhead.kernels.native import NativeOps
     except ImportError as error:
         return f"this system lacks {error.name}"

@@ -90,7 +90,7 @@ def normalize(
     stream, timeout = _flag(payload, "stream"), _timeout(payload)
     requests = []
     for i, ids in enumerate(prompts):
-        _check_length(ids, sampling[i], limits, i, count)
+        _check_length(ids, sampling[i], limits, i, count, "input_ids" if payload.get("text") is None else "text")
         seed = sampling[i].sampling_seed
         for k in range(sampling[i].n):
             requests.append(
@@ -206,21 +206,21 @@ def _check_ids(row: Any, vocab_size: int, i: int, count: int, param: str = "inpu
     return np.array(row, np.int32)
 
 
-def _check_length(ids: NDArray[np.int32], params: SamplingParams, limits: Limits, i: int, count: int) -> None:
+def _check_length(ids: NDArray[np.int32], params: SamplingParams, limits: Limits, i: int, count: int, came_as: str) -> None:
     new = params.max_new_tokens
     where, prompt = _at(i, count), len(ids)
     if prompt + new > limits.config.context_length:
         raise PromptTooLong(
             f"prompt{where} has {prompt} tokens, with max_new_tokens {new} that is {prompt + new}; the context is "
             f"{limits.config.context_length}",
-            param="max_new_tokens" if prompt < limits.config.context_length else "text",
+            param="max_new_tokens" if prompt < limits.config.context_length else came_as,
         )
     rows = prompt + max(0, new - 1)
     if rows > limits.pool_tokens:
         raise PromptTooLong(
             f"prompt{where} has {prompt} tokens, with max_new_tokens {new} it needs {rows} slots; the KV pool has "
             f"{limits.pool_tokens} (max_total_tokens)",
-            param="text",
+            param=came_as,
         )
 
 

@@ -12,8 +12,7 @@ from starlette.responses import Response
 import wellhead
 from wellhead.core.engine import Core
 from wellhead.encoding import json
-from wellhead.errors import EngineClosed, InvalidRequest, WellheadError
-from wellhead.frontends.http.errors import CacheBusy, NotFound
+from wellhead.errors import CacheBusy, EngineClosed, InvalidRequest, NotFound, WellheadError
 from wellhead.frontends.http.openai_fields import plain_messages
 from wellhead.frontends.http.payload import Payload, parse
 from wellhead.frontends.http.reading import check_names, flag, naming

@@ -13,12 +13,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 import wellhead
-from wellhead.errors import InternalError, InvalidRequest, WellheadError
+from wellhead.errors import ClientGone, InternalError, InvalidRequest, MethodNotAllowed, NotFound, WellheadError
 from wellhead.frontends.http import admin, native
 from wellhead.frontends.http.chat import chat
 from wellhead.frontends.http.completions import completions
 from wellhead.frontends.http.embeddings import embeddings
-from wellhead.frontends.http.errors import ClientGone, MethodNotAllowed, NotFound
 from wellhead.frontends.http.gate import Gate, error_response
 from wellhead.frontends.http.hidden import hidden_states
 from wellhead.frontends.http.options import ServerOptions

@@ -6,64 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from wellhead.errors import InvalidRequest, Overloaded, WellheadError
+from wellhead.errors import Overloaded, WellheadError
 
-
-class Unauthorized(WellheadError):
-    """No key, or a wrong one."""
-
-    code = "unauthorized"
-
-
-class NotFound(WellheadError):
-    """A path that is not served."""
-
-    code = "not_found"
-
-
-class MethodNotAllowed(WellheadError):
-    """A path that is served, by another method."""
-
-    code = "method_not_allowed"
-
-
-class ModelNotFound(InvalidRequest):
-    """A model of another name."""
-
-    code = "model_not_found"
-
-
-class NotAcceptable(WellheadError):
-    """An ``Accept`` header that names none of our formats."""
-
-    code = "not_acceptable"
-
-
-class BodyTooLarge(WellheadError):
-    """More bytes than ``--max-body-bytes``."""
-
-    code = "body_too_large"
-
-
-class BodyTooSlow(WellheadError):
-    """A body that did not arrive in time."""
-
-    code = "body_too_slow"
-
-
-class CacheBusy(WellheadError):
-    """The cache cannot be flushed while requests run."""
-
-    code = "cache_busy"
-
-
-class ClientGone(WellheadError):
-    """Nobody is there any more to answer."""
-
-    code = "client_gone"
-
-
-#: Every code of the error tree and of this file; a test holds it against both.
+#: Every code of the error tree; a test holds it against that.
 STATUS: Mapping[str, int] = MappingProxyType(
     {
         "error": 500,
@@ -74,6 +19,9 @@ STATUS: Mapping[str, int] = MappingProxyType(
         "row_out_of_range": 400,
         "prompt_too_long": 400,
         "no_lm_head": 400,
+        "batch_too_large": 400,
+        "request_too_large": 400,
+        "too_many_logprobs": 400,
         "capture_disabled": 400,
         "capture_above_ceiling": 400,
         "invalid_config": 500,
@@ -89,6 +37,8 @@ STATUS: Mapping[str, int] = MappingProxyType(
         "non_finite": 422,
         "engine_closed": 503,
         "rank_died": 503,
+        "server_unreachable": 503,
+        "build_failed": 500,
         "internal_error": 500,
         "unauthorized": 401,
         "not_found": 404,
@@ -103,7 +53,7 @@ STATUS: Mapping[str, int] = MappingProxyType(
 )
 
 #: Seconds after which a client may try again, where trying again can help.
-RETRY_AFTER: Mapping[str, int] = MappingProxyType({"overloaded": 1, "engine_closed": 5, "rank_died": 5})
+RETRY_AFTER: Mapping[str, int] = MappingProxyType({"overloaded": 1, "engine_closed": 5, "rank_died": 5, "server_unreachable": 5})
 
 _OPENAI_TYPE = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
 
@@ -122,7 +72,7 @@ def headers_of(error: WellheadError) -> dict[str, str]:
 
 def native_body(error: WellheadError) -> dict[str, Any]:
     """SGLang's body, with our code and the field at fault beside the message."""
-    return {"error": {"message": error.message, "code": error.code, "param": error.param}}
+    return {"error": error.to_dict()}
 
 
 def openai_body(error: WellheadError) -> dict[str, Any]:

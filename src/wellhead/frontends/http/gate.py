@@ -10,8 +10,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wellhead.encoding import json
-from wellhead.errors import WellheadError
-from wellhead.frontends.http.errors import Unauthorized, body_of, headers_of, overloaded, status_of
+from wellhead.errors import Unauthorized, WellheadError
+from wellhead.frontends.http.errors import body_of, headers_of, overloaded, status_of
 from wellhead.frontends.http.options import ServerOptions
 from wellhead.metrics.http import HttpMetrics
 

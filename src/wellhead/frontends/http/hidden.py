@@ -12,8 +12,7 @@ from starlette.responses import Response
 from wellhead.encoding import base64, json, npy
 from wellhead.encoding.registry import FORMATS, Format, choose
 from wellhead.encoding.vectors import Layer, Vectors
-from wellhead.errors import InternalError, InvalidRequest, RequestAborted
-from wellhead.frontends.http.errors import NotAcceptable
+from wellhead.errors import InternalError, InvalidRequest, NotAcceptable, RequestAborted
 from wellhead.frontends.http.payload import Payload
 from wellhead.frontends.http.reading import check_names, flag, prompt_fields, whole
 from wellhead.frontends.http.respond import Streamed, answer, off_loop, owned, pieces

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wellhead.encoding import json
-from wellhead.errors import InvalidRequest, WellheadError
+from wellhead.errors import BatchTooLarge, InvalidRequest, RequestTooLarge, TooManyLogprobs, WellheadError
 from wellhead.frontends.http.options import ServerOptions
 from wellhead.requests.normalize import Batch
 from wellhead.types import Request
@@ -83,12 +83,13 @@ def with_timeout(payload: Payload, most: float | None) -> Payload:
 
 
 def check_count(payload: Payload, options: ServerOptions) -> None:
-    """Refuse a batch that is too long before its texts are tokenised."""
+    """Refuse a batch that is too long before its texts are tokenised: ``BatchTooLarge``."""
     texts, ids = payload.get("text"), payload.get("input_ids")
     nested = isinstance(ids, list) and bool(ids) and isinstance(ids[0], list)
     count = len(texts) if isinstance(texts, list) else len(ids) if nested and ids is not None else 1
     if count > options.max_batch_size:
-        raise InvalidRequest(f"{count} prompts in one request; this server takes {options.max_batch_size} (--max-batch-size)")
+        said = f"{count} prompts in one request; this server takes {options.max_batch_size} (--max-batch-size)"
+        raise BatchTooLarge(said, param=_prompts(payload))
 
 
 def alternatives(request: Request) -> int:
@@ -100,21 +101,28 @@ def alternatives(request: Request) -> int:
     return positions * (spec.top + len(spec.token_ids))
 
 
-def check_limits(batch: Batch, options: ServerOptions) -> None:
-    """Hold a request against the server's limits."""
+def _prompts(payload: Payload) -> str:
+    return "input_ids" if "input_ids" in payload else "text"
+
+
+def check_limits(payload: Payload, batch: Batch, options: ServerOptions) -> None:
+    """Hold a request against the server's limits: ``BatchTooLarge``, ``RequestTooLarge``, ``TooManyLogprobs``."""
     count = len(batch.requests)
     if count > options.max_batch_size:
-        raise InvalidRequest(f"{count} sequences in one request; this server takes {options.max_batch_size} (--max-batch-size)")
+        said = f"{count} sequences in one request; this server takes {options.max_batch_size} (--max-batch-size)"
+        raise BatchTooLarge(said, param="sampling_params.n")
     if options.max_request_tokens is not None:
         tokens = sum(r.prompt_tokens + r.sampling.max_new_tokens for r in batch.requests)
         if tokens > options.max_request_tokens:
-            raise InvalidRequest(
+            raise RequestTooLarge(
                 f"{tokens} prompt and new tokens in one request; this server takes {options.max_request_tokens} "
-                "(--max-request-tokens)"
+                "(--max-request-tokens)",
+                param=_prompts(payload),
             )
     values = sum(map(alternatives, batch.requests))
     if values > options.max_request_logprobs:
-        raise InvalidRequest(
+        raise TooManyLogprobs(
             f"{values} log-probabilities of alternatives in one request; this server takes {options.max_request_logprobs} "
-            "(--max-request-logprobs)"
+            "(--max-request-logprobs)",
+            param="top_logprobs_num" if any(r.logprobs and r.logprobs.top for r in batch.requests) else "token_ids_logprob",
         )

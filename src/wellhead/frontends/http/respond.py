@@ -12,8 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from wellhead.encoding import json
-from wellhead.errors import InternalError, WellheadError
-from wellhead.frontends.http.errors import ClientGone
+from wellhead.errors import ClientGone, InternalError, WellheadError
 from wellhead.frontends.http.service import Running, Service
 
 log = logging.getLogger("wellhead")

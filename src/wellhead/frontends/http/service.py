@@ -6,7 +6,6 @@ The event loop never waits for the model, for tokenisation or for a large encodi
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from starlette.requests import Request as HttpRequest
 
+from wellhead.core.courier import Courier
 from wellhead.core.engine import Core
-from wellhead.errors import EngineClosed, InvalidRequest, WellheadError
-from wellhead.frontends.http.courier import Courier, Mailbox
-from wellhead.frontends.http.errors import BodyTooLarge, BodyTooSlow, ModelNotFound
+from wellhead.core.job import Job
+from wellhead.errors import BodyTooLarge, BodyTooSlow, EngineClosed, InvalidRequest, ModelNotFound, WellheadError
 from wellhead.frontends.http.options import ServerOptions
 from wellhead.frontends.http.payload import Payload, check_count, check_limits, in_callers_words, parse, with_timeout
 from wellhead.frontends.native import Reply
@@ -144,9 +143,8 @@ class Running(Generic[J]):
 
     def __init__(self, service: Service, http: HttpRequest) -> None:
         self.service = service
-        self.mailbox = Mailbox(service.courier)
+        self._sent = Job(service.engine.loop, service.courier)
         self.batch = Batch((), True, 0)
-        self.open: set[str] = set()
         self._watch = asyncio.ensure_future(_until_gone(http))
         self._watch.add_done_callback(self._gone)
 
@@ -156,33 +154,29 @@ class Running(Generic[J]):
         """Body -> requests -> the engine. Raises ``InvalidRequest`` before anything runs."""
         service = self.service
         wish = translate(service, parse(body))
-        check_count(wish.payload, service.options)
         try:
+            check_count(wish.payload, service.options)
             batch = service.engine.normalize(with_timeout(wish.payload, service.options.request_timeout))
+            check_limits(wish.payload, batch, service.options)
         except WellheadError as error:
             raise in_callers_words(error, wish.called) from None
-        check_limits(batch, service.options)
         self.job, self.batch = wish.job, batch
-        self.open = {request.key for request in batch.requests}
-        if self.mailbox.closed:
-            return
-        service.engine.loop.submit(batch.requests, self.mailbox.reply).add_done_callback(self.mailbox.settle)
-        if self.mailbox.closed:  # the client went away meanwhile, and its abort may have come too early
-            self._abort()
+        self._sent.submit(batch.requests)
 
     # --- the event loop -------------------------------------------------------------------------------------------
 
     async def take(self) -> list[Output]:
         """Outputs that have come, at least one. Raises ``ClientGone``, ``Overloaded``, ``EngineClosed``."""
-        outputs = await self.mailbox.take()
-        for output in outputs:
-            if output.terminal:
-                self.open.discard(output.key)
-        return outputs
+        return await self._sent.atake()
+
+    @property
+    def open(self) -> int:
+        """How many requests have not ended."""
+        return self._sent.open
 
     @property
     def gone(self) -> bool:
-        return self.mailbox.closed
+        return self._sent.closed
 
     def replies(self) -> dict[str, Reply]:
         """An empty reply per request, by key, in order."""
@@ -216,21 +210,12 @@ class Running(Generic[J]):
         """Stop watching the client; abort what still runs."""
         self._watch.remove_done_callback(self._gone)
         self._watch.cancel()
-        self._end()
+        self._sent.close()
 
     def _gone(self, watch: asyncio.Future[None]) -> None:
         if not watch.cancelled():
             watch.exception()
-            self._end()
-
-    def _end(self) -> None:
-        self.mailbox.close()
-        self._abort()
-
-    def _abort(self) -> None:
-        if self.open:
-            with contextlib.suppress(WellheadError):
-                self.service.engine.loop.abort_keys(self.open)
+            self._sent.close()
 
 
 async def _until_gone(http: HttpRequest) -> None:

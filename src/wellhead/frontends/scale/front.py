@@ -20,8 +20,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from wellhead.encoding import json
-from wellhead.errors import EngineClosed, Overloaded
-from wellhead.frontends.http.errors import BodyTooSlow, body_of
+from wellhead.errors import BodyTooSlow, EngineClosed, Overloaded
+from wellhead.frontends.http.errors import body_of
 from wellhead.frontends.http.gate import error_response
 from wellhead.frontends.http.respond import DONE, small_event
 from wellhead.frontends.scale import totals

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from wellhead.errors import EngineClosed, InvalidConfig, Overloaded, WellheadError
+from wellhead.core.job import Job, submit_each
+from wellhead.errors import EngineClosed, InvalidConfig, WellheadError
 from wellhead.frontends.bulk.input.inputs import Row
 from wellhead.frontends.bulk.input.prompts import Prompts
 from wellhead.frontends.bulk.options import Options
 from wellhead.frontends.bulk.work.order import Done, Line, Slot, departures, windows
 from wellhead.frontends.bulk.work.source import Usage
-from wellhead.types import STORAGE, Output
+from wellhead.types import STORAGE, Request
 
 if TYPE_CHECKING:
     from wellhead.client import Client
@@ -59,26 +59,24 @@ class Local:
         return {**{name: info[name] for name in DECIDING}, "prompt_tokens_limit": self._limit}
 
     def extract(self, rows: Iterator[Row]) -> Iterator[Done]:
-        line, way, done = Line(), dict[str, tuple[Slot, int]](), queue.SimpleQueue[Output]()
-        try:
+        line, way = Line(), dict[str, tuple[Slot, int]]()
+        with Job(self._engine.loop) as job:
             for window in windows(self.prompts.items(rows), self._bytes_per_token):
                 slots = [line.join(item) for item in window]
-                self._submit(departures(slots, self._templates), way, done)
+                self._submit(departures(slots, self._templates), job, way)
                 while len(line) > len(window):  # the window before this one is not through
                     if way:
-                        self._take(way, done)
+                        self._take(job, way)
                     yield from line.leave()
             while way:
-                self._take(way, done)
+                self._take(job, way)
                 yield from line.leave()
             yield from line.leave()
-        finally:
-            self._engine.loop.abort_keys(way)
 
-    def _take(self, way: dict[str, tuple[Slot, int]], done: queue.SimpleQueue[Output]) -> None:
+    def _take(self, job: Job, way: dict[str, tuple[Slot, int]]) -> None:
         from wellhead.frontends.engine import result_of
 
-        output = done.get()
+        output = job.take()
         if isinstance(output.error, EngineClosed):
             raise output.error
         slot, template = way.pop(output.key)
@@ -86,27 +84,18 @@ class Local:
         self.usage.cached += output.usage.cached_tokens
         slot.put(template, result_of(output))
 
-    def _submit(self, prompts: list[tuple[Slot, int]], way: dict[str, tuple[Slot, int]], done: queue.SimpleQueue[Output]) -> None:
-        """Submit prompts as one batch; if it is refused, by halves, until only what is wrong stays out."""
-        if not prompts:
-            return
-        try:
-            ids = [slot.item.prompts[template].ids for slot, template in prompts]
-            batch = self._engine.normalize({"input_ids": ids, **self._fields})
-            self._engine.loop.submit(batch.requests, done.put).result()
-            way.update(zip((request.key for request in batch.requests), prompts, strict=True))
-        except EngineClosed:
-            raise
-        except WellheadError as error:
-            if len(prompts) > 1:
-                half = len(prompts) // 2
-                self._submit(prompts[:half], way, done)
-                self._submit(prompts[half:], way, done)
-            elif isinstance(error, Overloaded) and way:
-                self._take(way, done)
-                self._submit(prompts, way, done)
+    def _submit(self, prompts: list[tuple[Slot, int]], job: Job, way: dict[str, tuple[Slot, int]]) -> None:
+        def prepare(part: list[tuple[Slot, int]]) -> tuple[Request, ...]:
+            ids = [slot.item.prompts[template].ids for slot, template in part]
+            return self._engine.normalize({"input_ids": ids, **self._fields}).requests
+
+        for (slot, template), made in submit_each(job, prompts, prepare):
+            if isinstance(made, EngineClosed):
+                raise made
+            if isinstance(made, WellheadError):
+                slot.put(template, made)
             else:
-                prompts[0][0].put(prompts[0][1], error)
+                way[made.key] = slot, template
 
 
 def _fields(options: Options) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From the engine's thread to the event loop: one wake-up per step, one mailbox per HTTP request.
+"""From the engine's thread to the event loop: one wake-up per step, one mailbox per job.
 
 A mailbox is bounded by its own request: at most one output for each of its tokens. Whoever reads slowly finds them there
 together and merges them; nobody else waits.
@@ -11,8 +11,7 @@ import threading
 from collections import deque
 from concurrent.futures import Future
 
-from wellhead.errors import InternalError, WellheadError
-from wellhead.frontends.http.errors import ClientGone
+from wellhead.errors import ClientGone, InternalError, WellheadError
 from wellhead.types import Output
 
 Item = Output | WellheadError
@@ -45,7 +44,7 @@ class Courier:
 
 
 class Mailbox:
-    """Outputs of one HTTP request. ``reply`` and ``settle`` are called on the engine's thread, the rest on the event loop."""
+    """Outputs of one job. ``deliver`` and ``settle`` are called on the engine's thread, the rest on the event loop."""
 
     def __init__(self, courier: Courier) -> None:
         self._courier = courier
@@ -53,8 +52,8 @@ class Mailbox:
         self._arrived = asyncio.Event()
         self.closed = False
 
-    def reply(self, output: Output) -> None:
-        """The engine's reply function."""
+    def deliver(self, output: Output) -> None:
+        """What the engine's thread calls with each output."""
         if not self.closed:
             self._courier.put(self, output)
 
