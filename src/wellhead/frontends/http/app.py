@@ -17,6 +17,7 @@ from wellhead.errors import InternalError, InvalidRequest, WellheadError
 from wellhead.frontends.http import admin, native
 from wellhead.frontends.http.chat import chat
 from wellhead.frontends.http.completions import completions
+from wellhead.frontends.http.cors import shared
 from wellhead.frontends.http.embeddings import embeddings
 from wellhead.frontends.http.errors import ClientGone, MethodNotAllowed, NotFound
 from wellhead.frontends.http.gate import Gate, error_response
@@ -69,6 +70,8 @@ class Application:
         for path, (methods, handler) in ROUTES.items():
             for i, method in enumerate(methods):
                 self._add(path, method, handler, shown=i == 0 and not path.startswith("/get_"))
+            if "GET" in methods:  # uvicorn leaves the body out
+                self._add(path, "HEAD", handler, shown=False)
         self.api.add_exception_handler(HTTPException, _http_error)
         self.gate = Gate(self.api, options, self.metrics, ROUTES)
 
@@ -126,4 +129,4 @@ async def _http_error(http: HttpRequest, error: Exception) -> Response:
 def build(engine: Engine, options: ServerOptions) -> tuple[Any, Application]:
     """The ASGI callable, and the application behind it."""
     application = Application(engine, options)
-    return application.gate, application
+    return shared(application.gate, options.cors_allow_origins), application
