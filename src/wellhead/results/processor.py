@@ -208,6 +208,7 @@ class Processor:
             text=text,
             usage=seq.usage(),
             hidden_states=seq.sink.piece() if seq.sink is not None else None,
+            prompt_logprobs=self._prompt_logprobs(seq) if not sent else None,
             output_logprobs=self._output_logprobs(seq),
         )
 
