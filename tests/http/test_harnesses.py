@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from tokenizers import decoders, models
 from support.families import EOS, VOCAB, byte_ids
 from support.live import LiveServer
 from support.reference import truth
+from wellhead.frontends.cli import build_parser
 from wellhead.frontends.http.openai_choice import CompletionLogprobs
 from wellhead.requests.tokenizer import Tokenizer
 from wellhead.types import Logprobs, LogprobSpec
@@ -132,7 +136,7 @@ def test_parts_of_characters_in_a_chat(shared: LiveServer, client: openai.OpenAI
 
 
 def twins() -> Tokenizer:
-    """Ids 1 and 2 have one text, as a SentencePiece word with and without its space at the beginning of a text; 3 and 4 are bytes."""
+    """Ids 1 and 2 have one text, as SentencePiece words with and without a space have at the start; 3 and 4 are bytes."""
     backend = tokenizers.Tokenizer(
         models.BPE({"<unk>": 0, "a": 1, "▁a": 2, "<0xC3>": 3, "<0xA9>": 4, "b": 5}, [], unk_token="<unk>")
     )
@@ -179,3 +183,26 @@ def test_generation_until_a_stop(shared: LiveServer, chat_model: Path, prompt: A
         new = new[: new.index(EOS)] if EOS in new else new
         text = shared.engine.assembled.tokenizer.decode(new)  # type: ignore[union-attr]
         assert choice["text"] == min((text.split(stop)[0] for stop in body["stop"]), key=len)
+
+
+def test_the_page_says_what_is_asked(shared: LiveServer) -> None:
+    """Its bodies, with ids that the tiny model has, and its flags."""
+    page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    score, write = (json.loads(block) for block in re.findall(r"^```json\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    assert {**score, "model": "tiny", "prompt": []} == asked([])
+    scored = shared.ok("/v1/completions", **{**score, "prompt": [[1, 2, 3], [1, 2, 4]]})
+    assert len(scored["choices"]) == 2 and all(len(c["logprobs"]["token_logprobs"]) == 4 for c in scored["choices"])
+    assert shared.ok("/v1/completions", **{**write, "prompt": [1, 2, 3]})["choices"][0]["finish_reason"] in ("stop", "length")
+    (line,) = re.findall(r"^wellhead (serve .*)$", page, re.MULTILINE)
+    assert build_parser().parse_args(shlex.split(line)).dtype == "float32"
+
+
+def test_streams_have_the_prompts_logprobs_from_the_first_event_on(shared: LiveServer) -> None:
+    """SGLang's streams are cumulative: what is known of the prompt does not come with the last event only."""
+    wish = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2}
+    body = {"input_ids": CONTINUATION, "sampling_params": {"max_new_tokens": 5, "temperature": 0, "ignore_eos": True}, **wish}
+    whole = shared.ok("/generate", **body)["meta_info"]
+    events = [event["meta_info"] for event in shared.events("/generate", **body)]
+    assert len(events) > 1
+    for name in ("input_token_logprobs", "input_top_logprobs"):
+        assert len(whole[name]) == len(CONTINUATION) and all(event[name] == whole[name] for event in events)
