@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 
 import httpx
+import openai
 import pytest
 
 from support.live import LiveServer
@@ -38,7 +39,7 @@ def test_a_page_can_ask_and_read_with_a_key_set(live: Callable[..., LiveServer],
     body = {"prompt": "abc", "max_tokens": 2}
     answer = server.http.post("/v1/completions", json=body, headers={"Origin": PAGE})
     assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == named
-    assert {"Retry-After", "X-Wellhead-Replica"} <= {
+    assert {"Retry-After", "X-Wellhead-Replica", "X-Request-ID"} <= {
         n.strip() for n in answer.headers["access-control-expose-headers"].split(",")
     }
     assert "access-control-allow-credentials" not in answer.headers
@@ -100,3 +101,24 @@ def test_the_flag() -> None:
     assert server_options(parser.parse_args([])).cors_allow_origins == ()
     given = ["--cors-allow-origins", PAGE, "http://[::1]:3000", "null", "--port", "0"]
     assert server_options(parser.parse_args(given)).cors_allow_origins == (PAGE, "http://[::1]:3000", "null")
+
+
+def test_every_answer_has_the_requests_id(live: Callable[..., LiveServer]) -> None:
+    server = live({"api_key": "secret"})
+    for answer in (
+        server.http.get("/health"),
+        server.post("/generate", text=3),
+        httpx.get(server.url + "/v1/models"),
+        server.post("/x"),
+    ):
+        assert len(answer.headers["x-request-id"]) == 32
+    mine = server.http.post("/generate", json={"text": "a", "stream": True}, headers={"X-Request-ID": "mine/1"})
+    assert mine.headers.get_list("x-request-id") == ["mine/1"]
+    for bad in ("two words", "x" * 129, "é"):
+        answer = server.http.get("/health", headers=[(b"X-Request-ID", bad.encode())])
+        assert answer.status_code == 200 and len(answer.headers["x-request-id"]) == 32
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="secret", max_retries=0) as client:
+        assert client.completions.create(model="tiny", prompt="a", max_tokens=1)._request_id
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(model="tiny", prompt="a" * 5000, max_tokens=1)
+        assert caught.value.request_id

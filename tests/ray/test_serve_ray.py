@@ -114,6 +114,7 @@ def test_pages_of_a_browser_and_head(http: httpx.Client) -> None:
         assert "access-control-allow-origin" not in http.get(path, headers={"Origin": "https://evil.example"}).headers
         head = http.head(path)
         assert head.status_code == 200 and not head.content and "content-type" in head.headers
+        assert http.get(path, headers={"X-Request-ID": "mine"}).headers.get_list("x-request-id") == ["mine"]
 
 
 def test_a_prompt_goes_where_its_prefix_is(http: httpx.Client) -> None:

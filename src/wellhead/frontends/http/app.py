@@ -20,7 +20,7 @@ from wellhead.frontends.http.completions import completions
 from wellhead.frontends.http.cors import shared
 from wellhead.frontends.http.embeddings import embeddings
 from wellhead.frontends.http.errors import ClientGone, MethodNotAllowed, NotFound
-from wellhead.frontends.http.gate import Gate, error_response
+from wellhead.frontends.http.gate import SCOPE_ID, Gate, error_response
 from wellhead.frontends.http.hidden import hidden_states
 from wellhead.frontends.http.options import ServerOptions
 from wellhead.frontends.http.schemas import operation
@@ -105,7 +105,7 @@ class Application:
             except WellheadError as error:
                 return error_response(error, http.url.path)
             except Exception as error:
-                log.exception("%s failed", http.url.path)
+                log.exception("%s failed (request %s)", http.url.path, http.scope.get(SCOPE_ID))
                 return error_response(InternalError(f"the server failed: {type(error).__name__}"), http.url.path)
 
         endpoint.__name__ = handler.__name__

@@ -8,7 +8,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 #: Headers of ours that a page may read beside those that every page may.
-EXPOSED = ("Retry-After", "WWW-Authenticate", "X-Wellhead-Replica")
+EXPOSED = ("X-Request-ID", "Retry-After", "WWW-Authenticate", "X-Wellhead-Replica")
 METHODS = ("GET", "HEAD", "POST", "PUT")
 
 

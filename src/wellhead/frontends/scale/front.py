@@ -23,7 +23,7 @@ from wellhead.encoding import json
 from wellhead.errors import EngineClosed, Overloaded
 from wellhead.frontends.http.cors import shared
 from wellhead.frontends.http.errors import BodyTooSlow, body_of
-from wellhead.frontends.http.gate import error_response
+from wellhead.frontends.http.gate import REQUEST_ID, error_response
 from wellhead.frontends.http.respond import DONE, small_event
 from wellhead.frontends.scale import totals
 from wellhead.frontends.scale.prefixes import Blocks, Fleet, blocks_of
@@ -60,11 +60,13 @@ class Front:
 
     async def __call__(self, http: Request) -> Response:
         """Any request of the API. CORS is decided here, not by the replicas: some answers are made here."""
-        if not self._origins:
-            return await self._answer(http)
-        if http.method == "OPTIONS" and "origin" in http.headers and "access-control-request-method" in http.headers:
+        asked = "origin" in http.headers and "access-control-request-method" in http.headers
+        if self._origins and http.method == "OPTIONS" and asked:
             return Shared(Response(), self._origins)  # a preflight, which the middleware answers alone
-        return Shared(await self._answer(http), self._origins)
+        answer = await self._answer(http)
+        # Serve's proxy adds the id itself, the client's own or a new one; a replica's would be a second one.
+        answer.raw_headers = [(name, value) for name, value in answer.raw_headers if name != REQUEST_ID]
+        return Shared(answer, self._origins) if self._origins else answer
 
     async def _answer(self, http: Request) -> Response:
         if self._watch is None:
