@@ -88,7 +88,7 @@ def main() -> None:
     repeating, opening = encode(folder, [REPEATING, OPENING])
     prompts = [opening]
     if args.prompts is not None:
-        prompts = encode(folder, [json.loads(line) for line in args.prompts.read_text(encoding="utf-8").splitlines()])
+        prompts = encode(folder, [json.loads(line) for line in args.prompts.read_bytes().split(b"\n") if line.strip()])
     new = {"max_new_tokens": args.new}
     answers = {"temperature": 0, **new}  # a real model ends its answers itself
     drafts = [] if "standalone" in args.skip else [("STANDALONE", args.standalone or str(folder))]

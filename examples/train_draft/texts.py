@@ -49,7 +49,7 @@ def prompts(tokenizer: Tokenizer, file: Path | None, words: int) -> list[str]:
     For a model without a chat template: the first words of the text, to be continued.
     """
     if file is not None:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")
     else:
         with bz2.open(assets.fetch_rotten_tomatoes()) as packed:
             lines = [row["text"] for row in csv.DictReader(io.TextIOWrapper(packed, encoding="utf-8"))]

@@ -123,7 +123,7 @@ def test_every_option_of_the_server_is_on_the_page_with_its_default() -> None:
         flag = f"--{field.name.replace('_', '-')}"
         row = next((line for line in limits.splitlines() if f"`{flag}`" in line and line.startswith("|")), None)
         assert row is not None, flag
-        shown = {None: "none", 64 << 20: "64 MiB"}.get(
+        shown = {None: "none", (): "none", 64 << 20: "64 MiB"}.get(
             field.default, f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
         )  # type: ignore[call-overload]
         assert shown in row, (flag, shown)

@@ -30,6 +30,7 @@ from wellhead.frontends.scale.serve import Deployed
 
 pytestmark = pytest.mark.slow
 ENGINE = {"return_hidden_states_mode": "full", "max_total_tokens": 16384, "page_size": 16, "served_model_name": "tiny"}
+ORIGIN = "https://app.example"
 LONG = {"max_new_tokens": 200, "temperature": 0, "ignore_eos": True}
 
 
@@ -41,7 +42,7 @@ def model(family: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def deployed(cluster: Any, model: Path) -> Iterator[Deployed]:
-    options = ServerOptions(port=0, drain_timeout=20.0)
+    options = ServerOptions(port=0, drain_timeout=20.0, cors_allow_origins=(ORIGIN,))
     made = Deployed({"model_path": str(model), **ENGINE}, options, ScaleOptions(replicas=2))
     try:
         made.deploy()
@@ -84,7 +85,7 @@ def test_health_metrics_and_switches_reach_every_replica(http: httpx.Client) -> 
     assert len(names) == 2
 
     def finished(path: str) -> list[str]:
-        return [line for line in http.get(path).text.splitlines() if line.startswith("wellhead_finished_total")]
+        return [line for line in http.get(path).text.split("\n") if line.startswith("wellhead_finished_total")]
 
     apart = finished("/metrics/replicas")
     assert {line.split('replica="')[1].split('"')[0] for line in apart} == names
@@ -92,6 +93,28 @@ def test_health_metrics_and_switches_reach_every_replica(http: httpx.Client) -> 
     assert float(total.split()[-1]) == sum(float(line.split()[-1]) for line in apart) > 0
     wait_for(lambda: http.post("/flush_cache").json() == {"flushed": True})
     assert http.post("/abort_request", json={"abort_all": True}).json() == {"aborted": 0}
+
+
+def test_pages_of_a_browser_and_head(http: httpx.Client) -> None:
+    """Answers of a replica and of the front, streams and refusals: each with the headers once."""
+    wish = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,x-custom"}
+    for path in ("/generate", "/flush_cache", "/nowhere"):
+        answer = http.options(path, headers={"Origin": ORIGIN, **wish})
+        assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == ORIGIN
+        assert "x-custom" in answer.headers["access-control-allow-headers"] and "x-wellhead-replica" not in answer.headers
+        assert http.options(path, headers={"Origin": "https://evil.example", **wish}).status_code == 400
+    body = {"text": "abc", "sampling_params": {"max_new_tokens": 4}}
+    for wanted in ({}, {"stream": True}, {"nonsense": 1}):
+        answer = http.post("/generate", json={**body, **wanted}, headers={"Origin": ORIGIN})
+        assert answer.status_code == (400 if "nonsense" in wanted else 200)
+        assert answer.headers.get_list("access-control-allow-origin") == [ORIGIN]
+        assert "X-Wellhead-Replica" in answer.headers["access-control-expose-headers"] and "x-wellhead-replica" in answer.headers
+    for path in ("/health", "/metrics", "/metrics/replicas", "/v1/models"):
+        assert http.get(path, headers={"Origin": ORIGIN}).headers.get_list("access-control-allow-origin") == [ORIGIN]
+        assert "access-control-allow-origin" not in http.get(path, headers={"Origin": "https://evil.example"}).headers
+        head = http.head(path)
+        assert head.status_code == 200 and not head.content and "content-type" in head.headers
+        assert http.get(path, headers={"X-Request-ID": "mine"}).headers.get_list("x-request-id") == ["mine"]
 
 
 def test_a_prompt_goes_where_its_prefix_is(http: httpx.Client) -> None:
@@ -113,7 +136,7 @@ def test_a_client_that_leaves_ends_its_request(http: httpx.Client) -> None:
         next(read_events(answer))
 
     def running() -> float:
-        lines = http.get("/metrics").text.splitlines()
+        lines = http.get("/metrics").text.split("\n")
         return float(next(line for line in lines if line.startswith("wellhead_running_sequences")).split()[-1])
 
     wait_for(lambda: running() == 0)

@@ -103,11 +103,15 @@ class LiveServer:
 
 
 def read_events(answer: httpx.Response) -> Iterator[str]:
-    """The data of each event."""
-    for line in answer.iter_lines():
-        if line:
-            assert line.startswith("data: "), line[:80]
-            yield line[len("data: ") :]
+    """The data of each event, as our server writes them: one line, and an empty one behind it."""
+    kept = b""
+    for piece in answer.iter_bytes():
+        *lines, kept = (kept + piece).split(b"\n")
+        for line in lines:
+            if line:
+                assert line.startswith(b"data: "), line[:80]
+                yield line[len(b"data: ") :].decode()
+    assert not kept, kept[:80]
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> None:

@@ -160,8 +160,8 @@ class AsyncClient:
         assert response is not None
         events = generation.Events()
         try:
-            async for line in response.aiter_lines():
-                for event in events.feed(line):
+            async for piece in response.aiter_bytes():
+                for event in events.feed(piece):
                     yield event
             events.end()
         except httpx.TransportError as error:

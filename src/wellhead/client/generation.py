@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from wellhead.client.events import EventStream
 from wellhead.client.exchange import Call, Payload, Response, error_of
 from wellhead.encoding import base64
 from wellhead.errors import InternalError, ServerUnreachable, WellheadError
@@ -56,23 +57,24 @@ def read_json(body: bytes) -> Any:
 
 
 class Events:
-    """Lines of an event stream -> dicts. ``done`` once the server has said that it is."""
+    """Bytes of an event stream -> dicts. ``done`` once the server has said that it is."""
 
     def __init__(self) -> None:
         self.done = False
+        self._stream = EventStream()
 
-    def feed(self, line: str) -> Iterator[dict[str, Any]]:
-        """What one line holds: an event or nothing. Raises the error that an event carries."""
-        if not line.startswith("data:") or self.done:
-            return
-        text = line[5:].strip()
-        if text == DONE:
-            self.done = True
-            return
-        value = read_json(text.encode())
-        if isinstance(value, dict) and "error" in value and "meta_info" not in value:
-            raise error_of(500, text.encode())
-        yield result(value)
+    def feed(self, piece: bytes) -> Iterator[dict[str, Any]]:
+        """The events that end in a piece of the body. Raises the error that an event carries."""
+        for text in self._stream.feed(piece):
+            if self.done:
+                return
+            if text.strip() == DONE:
+                self.done = True
+                return
+            value = read_json(text.encode())
+            if isinstance(value, dict) and "error" in value and "meta_info" not in value:
+                raise error_of(500, text.encode())
+            yield result(value)
 
     def end(self) -> None:
         """The stream has ended; ``ServerUnreachable`` if the server had not said so."""

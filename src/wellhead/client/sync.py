@@ -184,8 +184,8 @@ class Client:
         assert response is not None
         events = generation.Events()
         try:
-            for line in response.iter_lines():
-                yield from events.feed(line)
+            for piece in response.iter_bytes():
+                yield from events.feed(piece)
             events.end()
         except httpx.TransportError as error:
             raise ServerUnreachable(f"/generate: the stream broke off: {error!r}") from error

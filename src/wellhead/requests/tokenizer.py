@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +16,18 @@ from wellhead.requests.chat_template import ChatTemplates
 from wellhead.requests.gguf_tokenizer import build_tokenizer
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def _byte_letters() -> dict[str, int]:
+    """Byte-level vocabularies write a printable byte of Latin-1 as itself, the others as letters from U+0100 on, in order."""
+    plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_LETTERS = _byte_letters()
+#: How SentencePiece writes a byte for which it has no piece.
+_BYTE_PIECE = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 class Tokenizer:
@@ -108,6 +121,18 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """The text of one token by itself, special tokens included; part of a character shows as U+FFFD."""
         return self.decode([token_id], skip_special_tokens=False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token adds to a text, also where they are only a part of a character."""
+        text = self.token_text(token_id)
+        piece = self._backend.id_to_token(token_id) if "\ufffd" in text else None
+        if piece is None:
+            return text.encode()
+        if _BYTE_PIECE.fullmatch(piece):
+            return bytes([int(piece[3:5], 16)])
+        if all(letter in _BYTE_LETTERS for letter in piece):
+            return bytes(_BYTE_LETTERS[letter] for letter in piece)
+        return text.encode()
 
     def apply_chat_template(
         self,

@@ -207,6 +207,7 @@ class Processor:
             usage=seq.usage(),
             hidden_states=states.pop("", None),
             reads=states,
+            prompt_logprobs=self._prompt_logprobs(seq) if not sent else None,
             output_logprobs=self._output_logprobs(seq),
         )
 

@@ -10,7 +10,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 import wellhead
-from wellhead.core.engine import Core
 from wellhead.encoding import json
 from wellhead.errors import CacheBusy, EngineClosed, InvalidRequest, NotFound, WellheadError
 from wellhead.frontends.http.openai_fields import plain_messages
@@ -172,10 +171,9 @@ async def abort_request(service: Service, http: HttpRequest) -> Response:
     if rid is not None and (not isinstance(rid, str) or not rid):
         raise InvalidRequest("rid must be a string", param="rid")
 
-    def abort(core: Core) -> int:
-        return core.abort(rid) if rid is not None else core.abort_all()
-
-    return reply({"aborted": await service.call(abort)})
+    loop = service.engine.loop
+    ended = loop.abort_all() if rid is None else loop.abort(rid)
+    return reply({"aborted": await asyncio.wrap_future(ended)})
 
 
 # --- tokens -------------------------------------------------------------------------------------------------------

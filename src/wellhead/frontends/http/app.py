@@ -17,8 +17,9 @@ from wellhead.errors import ClientGone, InternalError, InvalidRequest, MethodNot
 from wellhead.frontends.http import admin, native
 from wellhead.frontends.http.chat import chat
 from wellhead.frontends.http.completions import completions
+from wellhead.frontends.http.cors import shared
 from wellhead.frontends.http.embeddings import embeddings
-from wellhead.frontends.http.gate import Gate, error_response
+from wellhead.frontends.http.gate import SCOPE_ID, Gate, error_response
 from wellhead.frontends.http.hidden import hidden_states
 from wellhead.frontends.http.options import ServerOptions
 from wellhead.frontends.http.schemas import operation
@@ -68,6 +69,8 @@ class Application:
         for path, (methods, handler) in ROUTES.items():
             for i, method in enumerate(methods):
                 self._add(path, method, handler, shown=i == 0 and not path.startswith("/get_"))
+            if "GET" in methods:  # uvicorn leaves the body out
+                self._add(path, "HEAD", handler, shown=False)
         self.api.add_exception_handler(HTTPException, _http_error)
         self.gate = Gate(self.api, options, self.metrics, ROUTES)
 
@@ -101,7 +104,7 @@ class Application:
             except WellheadError as error:
                 return error_response(error, http.url.path)
             except Exception as error:
-                log.exception("%s failed", http.url.path)
+                log.exception("%s failed (request %s)", http.url.path, http.scope.get(SCOPE_ID))
                 return error_response(InternalError(f"the server failed: {type(error).__name__}"), http.url.path)
 
         endpoint.__name__ = handler.__name__
@@ -125,4 +128,4 @@ async def _http_error(http: HttpRequest, error: Exception) -> Response:
 def build(engine: Engine, options: ServerOptions) -> tuple[Any, Application]:
     """The ASGI callable, and the application behind it."""
     application = Application(engine, options)
-    return application.gate, application
+    return shared(application.gate, options.cors_allow_origins), application

@@ -1,10 +1,12 @@
-"""What every HTTP request passes first: the key, the bound on how many are served at once, and the meters."""
+"""What every HTTP request passes first: its id, the key, the bound on how many are served at once, and the meters."""
 
 from __future__ import annotations
 
 import hmac
+import re
 import time
-from collections.abc import Collection
+import uuid
+from collections.abc import Collection, Iterable
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,6 +21,11 @@ from wellhead.metrics.http import HttpMetrics
 OPEN = "/health"
 #: Answered however many requests are being served.
 ALWAYS = ("/health", "/metrics")
+#: The header of a request's id, and what a client may choose for it.
+REQUEST_ID = b"x-request-id"
+_GOOD_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+#: Where the id stands in the ASGI scope.
+SCOPE_ID = "wellhead.request_id"
 
 
 class Gate:
@@ -37,7 +44,9 @@ class Gate:
             await self._app(scope, receive, send)
             return
         path = scope["path"]
-        meter = _Meter(send)
+        number = request_id(scope["headers"])
+        scope[SCOPE_ID] = number.decode()
+        meter = _Meter(send, number)
         self.in_flight += 1
         self._metrics.in_flight.inc()
         started = time.perf_counter()
@@ -66,17 +75,25 @@ class Gate:
         return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._key)
 
 
-class _Meter:
-    """Notes status and bytes on their way out. 499: there was no answer, the client had gone."""
+def request_id(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The client's own ``X-Request-ID`` if it is short and plain, else a new one."""
+    given = next((value for name, value in headers if name == REQUEST_ID), b"")
+    return given if _GOOD_ID.fullmatch(given) else uuid.uuid4().hex.encode()
 
-    def __init__(self, send: Send) -> None:
+
+class _Meter:
+    """Notes status and bytes on their way out, and adds the id. 499: there was no answer, the client had gone."""
+
+    def __init__(self, send: Send, number: bytes) -> None:
         self._send = send
+        self._id = number
         self.status = 499
         self.bytes = 0
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            message = {**message, "headers": [*message.get("headers", ()), (REQUEST_ID, self._id)]}
         else:
             self.bytes += len(message.get("body", b""))
         await self._send(message)

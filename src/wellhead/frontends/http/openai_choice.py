@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from wellhead.frontends.native import labelled
 from wellhead.requests.detokenizer import IncrementalDetokenizer
 from wellhead.requests.tokenizer import Tokenizer
@@ -90,17 +88,25 @@ def number(value: float) -> float | None:
     return max(value, FLOOR)
 
 
-def token_bytes(tokenizer: Tokenizer, token: int) -> list[int] | None:
-    """The UTF-8 bytes of a token; ``None`` for a part of a character."""
-    text = tokenizer.token_text(token)
-    return None if "\ufffd" in text else list(text.encode())
+def broken(tokenizer: Tokenizer, token: int) -> str | None:
+    """A token that is a part of a character, as OpenAI writes it: ``\\xe2\\x80``; printable ASCII stays. ``None``: it is text."""
+    if "\ufffd" not in tokenizer.token_text(token):
+        return None
+    found = tokenizer.token_bytes(token)
+    try:
+        found.decode()  # U+FFFD itself
+    except UnicodeDecodeError:
+        return "".join(chr(byte) if 0x20 <= byte < 0x7F and byte != 0x5C else f"\\x{byte:02x}" for byte in found)
+    return None
 
 
 def chat_logprobs(logprobs: Logprobs, tokenizer: Tokenizer, top: int) -> dict[str, Any]:
-    """Chat's format: one object per token."""
+    """Chat's format: one object per token. As with OpenAI the chosen token is in ``top_logprobs`` only if it is likely enough;
+    its own value stands beside them."""
 
     def one(token: int, value: float) -> dict[str, Any]:
-        return {"token": tokenizer.token_text(token), "logprob": number(value), "bytes": token_bytes(tokenizer, token)}
+        text = broken(tokenizer, token) or tokenizer.token_text(token)
+        return {"token": text, "logprob": number(value), "bytes": list(tokenizer.token_bytes(token))}
 
     content = []
     for i, (token, value) in enumerate(zip(logprobs.ids.tolist(), logprobs.values.tolist(), strict=True)):
@@ -110,7 +116,12 @@ def chat_logprobs(logprobs: Logprobs, tokenizer: Tokenizer, top: int) -> dict[st
 
 
 class CompletionLogprobs:
-    """Completions' format: parallel lists. It counts characters, so it must see all tokens in order."""
+    """Completions' format: parallel lists. It counts characters, so it must see all tokens in order.
+
+    ``top_logprobs`` maps texts to values: the likeliest tokens, and the chosen one if it is none of them (``top + 1`` entries
+    then). Its value always stands under its text; another token with that text, or the text of a likelier one, is
+    written ``token_id:N``. So an evaluation harness may compare the chosen value with the map's highest.
+    """
 
     def __init__(self, tokenizer: Tokenizer, top: int, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
@@ -122,18 +133,27 @@ class CompletionLogprobs:
         """The next tokens. ``text_offset``: characters of text before each of them."""
         shown: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [] if self._top else None, "text_offset": []}
         for i, (token, value) in enumerate(zip(logprobs.ids.tolist(), logprobs.values.tolist(), strict=True)):
-            shown["tokens"].append(self._tokenizer.token_text(token))
+            shown["tokens"].append(self._text(token))
             shown["token_logprobs"].append(number(value))
             shown["text_offset"].append(self._offset)
             if self._top:
-                shown["top_logprobs"].append(self._tops(logprobs.top_ids[i], logprobs.top_values[i]))
+                tops = zip(logprobs.top_ids[i, : self._top].tolist(), logprobs.top_values[i, : self._top].tolist(), strict=True)
+                shown["top_logprobs"].append(self._tops(token, value, list(tops)))
             self._offset += len(self._detokenizer.push([token]))
         return shown
 
-    def _tops(self, ids: Any, values: Any) -> dict[str, float | None] | None:
-        if np.isnan(values).any():
+    def _text(self, token: int) -> str:
+        part = broken(self._tokenizer, token)
+        return self._tokenizer.token_text(token) if part is None else f"bytes:{part}"
+
+    def _tops(self, chosen: int, value: float, tops: list[tuple[int, float]]) -> dict[str, float | None] | None:
+        if any(v != v for _, v in tops):
             return None
+        own = self._text(chosen)
         found: dict[str, float | None] = {}
-        for token, value in zip(ids[: self._top].tolist(), values[: self._top].tolist(), strict=True):
-            found.setdefault(self._tokenizer.token_text(token), number(value))
+        for token, top in tops:
+            text = own if token == chosen else self._text(token)
+            taken = token != chosen and (text == own or text in found)
+            found[f"token_id:{token}" if taken else text] = number(value if token == chosen else top)
+        found.setdefault(own, number(value))
         return found

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from wellhead.errors import InvalidConfig
+
+#: As a browser sends it: scheme and host in small letters, no path, not even a slash.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +21,7 @@ class ServerOptions:
     ==================== ===========================================================================================
     host, port           where to listen; port 0: any free one
     api_key              if set, every request needs ``Authorization: Bearer <key>``; only ``/health`` does not
+    cors_allow_origins   origins (``https://host[:port]``; ``"*"``: all) whose pages may call from a browser; none by default
     max_body_bytes       largest body of a request
     max_batch_size       prompts times samples in one request
     max_request_tokens   prompt and new tokens of all its sequences together in one request; ``None``: no such limit
@@ -32,6 +37,7 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 30000
     api_key: str | None = None
+    cors_allow_origins: tuple[str, ...] = ()
     max_body_bytes: int = 64 << 20
     max_batch_size: int = 1024
     max_request_tokens: int | None = None
@@ -55,6 +61,16 @@ class ServerOptions:
             raise InvalidConfig(f"port must lie between 0 and 65535, not {self.port}", param="port")
         if self.api_key is not None and (not self.api_key or not self.api_key.isascii()):
             raise InvalidConfig("api_key must not be empty, and in ASCII", param="api_key")
+        if isinstance(self.cors_allow_origins, str):
+            raise InvalidConfig("cors_allow_origins must be a list of origins", param="cors_allow_origins")
+        object.__setattr__(self, "cors_allow_origins", tuple(self.cors_allow_origins))  # a list out of a config file
+        for origin in self.cors_allow_origins:
+            if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
+                raise InvalidConfig(
+                    f"cors_allow_origins: {origin!r} is no origin; write it as a browser does, without a path: https://host[:port],"
+                    " in small letters, or * for all",
+                    param="cors_allow_origins",
+                )
 
 
 _HELP: dict[str, tuple[Any, str]] = {
@@ -77,6 +93,13 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     for name, (kind, text) in _HELP.items():
         group.add_argument(f"--{name.replace('_', '-')}", type=kind, default=argparse.SUPPRESS, help=text)
+    group.add_argument(
+        "--cors-allow-origins",
+        nargs="+",
+        metavar="ORIGIN",
+        default=argparse.SUPPRESS,
+        help="web pages that may call this server from a browser, as https://host[:port]; *: all (default: none)",
+    )
     group.add_argument(
         "--enable-metrics", action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help="serve /metrics (default)"
     )

@@ -32,11 +32,12 @@ def application(args: dict[str, Any]) -> Any:
     EngineConfig.from_options(engine)
     server, scale = _made(ServerOptions, args.get("server")), _made(ScaleOptions, args.get("scale"))
     replicas = serve.deployment(Replica).options(name=ENGINE, **_settings(engine, server, scale))
-    bound = replicas.bind(engine, dataclasses.asdict(server), scale.cpus_per_replica, int(args.get("generation") or 0))
+    within = dataclasses.replace(server, cors_allow_origins=())  # the front decides on origins
+    bound = replicas.bind(engine, dataclasses.asdict(within), scale.cpus_per_replica, int(args.get("generation") or 0))
     front = serve.deployment(Front).options(
         name=FRONT, num_replicas=1, max_ongoing_requests=server.max_connections, ray_actor_options={"num_cpus": 0}
     )
-    return front.bind(bound, server.max_body_bytes, server.stall_timeout, scale.routing_policy)
+    return front.bind(bound, server.max_body_bytes, server.stall_timeout, scale.routing_policy, server.cors_allow_origins)
 
 
 def _made(kind: Any, given: Any) -> Any:

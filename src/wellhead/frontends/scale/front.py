@@ -21,8 +21,9 @@ from starlette.types import Receive, Scope, Send
 
 from wellhead.encoding import json
 from wellhead.errors import BodyTooSlow, EngineClosed, Overloaded
+from wellhead.frontends.http.cors import shared
 from wellhead.frontends.http.errors import body_of
-from wellhead.frontends.http.gate import error_response
+from wellhead.frontends.http.gate import REQUEST_ID, error_response
 from wellhead.frontends.http.respond import DONE, small_event
 from wellhead.frontends.scale import totals
 from wellhead.frontends.scale.prefixes import Blocks, Fleet, blocks_of
@@ -46,16 +47,28 @@ class Gone(Exception):
 
 
 class Front:
-    """A deployment without an engine. Limits are those of ``ServerOptions``; ``policy``: as in ``Fleet``."""
+    """A deployment without an engine. Limits and origins are those of ``ServerOptions``; ``policy``: as in ``Fleet``."""
 
-    def __init__(self, engines: DeploymentHandle, max_body_bytes: int, stall_timeout: float, policy: str) -> None:
+    def __init__(
+        self, engines: DeploymentHandle, max_body_bytes: int, stall_timeout: float, policy: str, origins: tuple[str, ...] = ()
+    ) -> None:
         self._engines, self._streams = engines, engines.options(stream=True)
         self._most, self._stall = max_body_bytes, stall_timeout
         self._fleet = Fleet(policy)
+        self._origins = origins
         self._watch: asyncio.Task[None] | None = None
 
     async def __call__(self, http: Request) -> Response:
-        """Any request of the API."""
+        """Any request of the API. CORS is decided here, not by the replicas: some answers are made here."""
+        asked = "origin" in http.headers and "access-control-request-method" in http.headers
+        if self._origins and http.method == "OPTIONS" and asked:
+            return Shared(Response(), self._origins)  # a preflight, which the middleware answers alone
+        answer = await self._answer(http)
+        # Serve's proxy adds the id itself, the client's own or a new one; a replica's would be a second one.
+        answer.raw_headers = [(name, value) for name, value in answer.raw_headers if name != REQUEST_ID]
+        return Shared(answer, self._origins) if self._origins else answer
+
+    async def _answer(self, http: Request) -> Response:
         if self._watch is None:
             self._watch = asyncio.ensure_future(self._watching())
         scope = {name: http.scope[name] for name in _KEPT if name in http.scope}
@@ -66,7 +79,7 @@ class Front:
             return error_response(BodyTooSlow("the body did not arrive in time"), scope["path"])
         if scope["path"] in EVERYWHERE:
             return await self._everywhere(scope, body)
-        return await self._one(scope, body, blocks_of(body) if scope["method"] != "GET" else ())
+        return await self._one(scope, body, blocks_of(body) if scope["method"] not in ("GET", "HEAD") else ())
 
     async def _body(self, http: Request) -> bytes:
         """The body; of one that is too large, enough for the replica to see that."""
@@ -104,7 +117,10 @@ class Front:
     async def _everywhere(self, scope: dict[str, Any], body: bytes) -> Response:
         path = scope["path"]
         await self._look()
-        asked = {**scope, "path": "/metrics"} if path == "/metrics/replicas" else scope
+        # HEAD asks for the headers of what GET gives; the sum needs the bodies.
+        asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else dict(scope)
+        if path == "/metrics/replicas":
+            asked["path"] = "/metrics"
         answers = await self._ask_all(asked, body)
         if path == "/health":
             return _plain(*totals.health(answers))
@@ -205,6 +221,18 @@ class Answer:
         if self._open:
             self._open = False
             self._stream.cancel()
+
+
+class Shared(Response):
+    """An answer with the headers of CORS; ``origins``: who may read it."""
+
+    def __init__(self, answer: Response, origins: tuple[str, ...]) -> None:
+        self.status_code, self.background, self.raw_headers = answer.status_code, None, answer.raw_headers
+        self._app = shared(answer, origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        await self._app(scope, receive, send)
 
 
 class Relayed(Response):
