@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import bz2
+import csv
+import io
 import json
 import os
 import platform
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -37,6 +41,15 @@ def arguments(description: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=int, default=3)
     return parser
+
+
+def film_reviews() -> list[dict[str, str]]:
+    """The rows of the demo's reviews that have a text: ``text``, ``category`` (fresh or rotten) and more."""
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
+    import assets
+
+    with bz2.open(assets.fetch_rotten_tomatoes()) as file:
+        return [row for row in csv.DictReader(io.TextIOWrapper(file, encoding="utf-8")) if row["text"].strip()]
 
 
 def model_folder(name: str) -> Path:

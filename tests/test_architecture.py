@@ -33,11 +33,11 @@ ALLOWED = {("results", "scheduler.sequence")}
 #: ``wellhead extract --url`` is the client's one caller in the house.
 GUESTS = {("frontends.bulk.sources", "client")}
 #: Apart from the house: these see nothing but what is named here.
-APART = {"client": {"client", "types", "errors", "encoding"}, "assets": {"assets", "errors"}}
+APART = {"client": {"client", "types", "errors", "encoding"}}
 
 NO_TORCH = (
     "types", "step", "errors", "config", "requests", "scheduler", "cache", "encoding", "client", "frontends.http",
-    "capture.sink", "results", "metrics", "speculation", "speculative", "gguf_file", "assets",
+    "capture.sink", "results", "metrics", "speculation", "speculative", "gguf_file",
 )  # fmt: skip
 
 

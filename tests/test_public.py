@@ -25,8 +25,8 @@ def error_classes() -> list[type[WellheadError]]:
 def test_public_names_are_these_and_all_there() -> None:
     assert wellhead.__all__ == sorted(wellhead.__all__)
     assert set(wellhead.__all__) == {
-        "AsyncClient", "CaptureMode", "Client", "Engine", "HiddenStates", "Pooling", "Retry", "SamplingParams", "ServerUnreachable",
-        "__version__", *(kind.__name__ for kind in error_classes()),
+        "AsyncClient", "CaptureMode", "Client", "Engine", "HiddenStates", "Pooling", "Retry", "SamplingParams",
+        "ServerUnreachable", "__version__", *(kind.__name__ for kind in error_classes()),
     }  # fmt: skip
     for name in wellhead.__all__:
         assert getattr(wellhead, name) is not None
