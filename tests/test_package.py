@@ -68,7 +68,8 @@ def test_the_sdist_holds_what_builds_and_tests_it(built: tuple[Path, Path]) -> N
     with tarfile.open(built[0]) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
     assert {
-        "LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "pyproject.toml", "constraints.txt", "csrc/library.cpp",
+        "LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "pyproject.toml", "constraints.txt",
+        "csrc/library.cpp",
         "src/wellhead/__main__.py", "scripts/test", "tests/test_package.py", "examples/assets.py", "docs/install.md",
     } <= names  # fmt: skip
     assert not [name for name in names if name.startswith((".venv", ".git/", "demo-out", "build/"))]
@@ -105,22 +106,23 @@ def test_the_wheel_runs_in_another_folder_and_builds_its_kernels(
     assert "compiling" not in told
     assert pq.read_table(away / "plain.parquet").column_names == ["row", "id", "vector"]
 
+    quick = away / "g++"  # without optimising: the wait is for nothing here
+    quick.write_text('#!/bin/sh\nexec g++ "$@" -O0\n')
+    quick.chmod(0o755)
     cache = away / "cache"
-    told = run(*job, "--output", "native.parquet", cwd=away, WELLHEAD_CACHE_DIR=str(cache)).stderr
+    told = run(*job, "--output", "native.parquet", cwd=away, CXX=str(quick), WELLHEAD_CACHE_DIR=str(cache)).stderr
     assert "compiling the CPU kernels for this machine" in told
     assert len(list(cache.glob("kernels-*.so"))) == 1
     assert pq.read_table(away / "native.parquet").num_rows == 2
-    assert "(there already)" in run(command, "build", cwd=away, WELLHEAD_CACHE_DIR=str(cache)).stdout
+    assert "(there already)" in run(command, "build", cwd=away, CXX=str(quick), WELLHEAD_CACHE_DIR=str(cache)).stdout
 
 
 def test_the_version_is_written_once() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert "version" not in project["project"]
     assert project["tool"]["hatch"]["version"]["path"] == "src/wellhead/_version.py"
-    assert (
-        re.search(r'^__version__ = "(.+)"$', (ROOT / "src/wellhead/_version.py").read_text(), re.MULTILINE)[1]
-        == wellhead.__version__
-    )  # type: ignore[index]
+    line = (ROOT / "src/wellhead/_version.py").read_text(encoding="utf-8").splitlines()[-1]
+    assert line == f'__version__ = "{wellhead.__version__}"'
 
 
 def test_the_image_that_is_deployed_is_of_this_version() -> None:
