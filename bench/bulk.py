@@ -10,9 +10,6 @@ through everything that ``wellhead extract`` does, from the JSON lines to the co
 from __future__ import annotations
 
 import argparse
-import bz2
-import csv
-import io
 import json
 import resource
 import shutil
@@ -29,7 +26,6 @@ import common
 import numpy as np
 
 import wellhead as wh
-from wellhead import assets
 from wellhead.frontends.bulk import run as bulk
 from wellhead.frontends.bulk.work.sources import Local
 from wellhead.frontends.cli import build_parser, main
@@ -39,8 +35,7 @@ WORDS = ["a", "film", "with", "the", "best", "cast", "of", "its", "year", "and",
 
 def reviews(count: int) -> list[str]:
     """Rotten Tomatoes reviews, sampled with repetition, each cut to 300 characters."""
-    with bz2.open(assets.fetch_rotten_tomatoes()) as file:
-        texts = [row["text"] for row in csv.DictReader(io.TextIOWrapper(file, encoding="utf-8")) if row["text"].strip()]
+    texts = [row["text"] for row in common.film_reviews()]
     rng = np.random.default_rng(0)
     return [texts[i][:300] for i in rng.integers(0, len(texts), count)]
 

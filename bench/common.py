@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import bz2
+import csv
+import io
 import json
 import math
 import os
 import platform
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection
@@ -71,6 +75,15 @@ def arguments(description: str) -> argparse.ArgumentParser:
         help="of all sides; default: what this processor multiplies fastest, %(default)s",
     )  # fmt: skip
     return parser
+
+
+def film_reviews() -> list[dict[str, str]]:
+    """The rows of the demo's reviews that have a text: ``text``, ``category`` (fresh or rotten) and more."""
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
+    import assets
+
+    with bz2.open(assets.fetch_rotten_tomatoes()) as file:
+        return [row for row in csv.DictReader(io.TextIOWrapper(file, encoding="utf-8")) if row["text"].strip()]
 
 
 def model_folder(name: str) -> Path:

@@ -8,9 +8,6 @@ The probe is a logistic regression on last vectors of film reviews (two thirds t
 
 from __future__ import annotations
 
-import bz2
-import csv
-import io
 import statistics
 from pathlib import Path
 
@@ -19,7 +16,6 @@ import numpy as np
 import torch
 
 import wellhead as wh
-from wellhead import assets
 
 PROMPT = "Review: {}\nOverall, this movie was"
 TOKENS = 64
@@ -57,8 +53,7 @@ def speed(folder: Path, rounds: int, dtype: str) -> None:
 
 def reviews(count: int) -> tuple[list[str], np.ndarray]:
     """Texts and labels, evenly over the file."""
-    with bz2.open(assets.fetch_rotten_tomatoes()) as file:
-        rows = [row for row in csv.DictReader(io.TextIOWrapper(file, encoding="utf-8")) if row["text"].strip()]
+    rows = common.film_reviews()
     rows = rows[:: len(rows) // count][:count]
     return [PROMPT.format(row["text"][:300]) for row in rows], np.array([int(row["category"] == "fresh") for row in rows])
 

@@ -38,12 +38,11 @@ GUESTS = {("frontends.bulk.work.sources", "client")}
 #: Apart from the house: these see nothing but what is named here.
 APART = {
     "client": {"client", "types", "reads", "reductions", "errors", "encoding", "halving", "on_error"},
-    "assets": {"assets", "errors"},
 }
 
 NO_TORCH = (
     "types", "step", "errors", "config", "requests", "scheduler", "cache", "encoding", "client", "frontends.http",
-    "capture.readers", "reads", "reductions", "results", "metrics", "speculation", "speculative", "gguf_file", "assets",
+    "capture.readers", "reads", "reductions", "results", "metrics", "speculation", "speculative", "gguf_file",
     "halving", "on_error",
 )  # fmt: skip
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -23,12 +25,27 @@ def error_classes() -> list[type[WellheadError]]:
 def test_public_names_are_these_and_all_there() -> None:
     assert wellhead.__all__ == sorted(wellhead.__all__)
     assert set(wellhead.__all__) == {
-        "CaptureMode", "Engine", "HiddenStates", "Pooling", "SamplingParams", "WellheadError", "__version__",
+        "AsyncClient", "CaptureMode", "Client", "Engine", "HiddenStates", "Pooling", "Retry", "SamplingParams",
+        "ServerUnreachable", "__version__", *(kind.__name__ for kind in error_classes()),
     }  # fmt: skip
     for name in wellhead.__all__:
         assert getattr(wellhead, name) is not None
+        assert name in dir(wellhead)
     with pytest.raises(AttributeError, match="no attribute 'Motor'"):
         _ = wellhead.Motor
+
+
+def test_what_needs_torch_or_httpx_is_imported_when_it_is_used() -> None:
+    code = (
+        "import sys, wellhead\n"
+        "assert not {'torch', 'httpx'} & set(sys.modules)\n"
+        "wellhead.Client, wellhead.AsyncClient, wellhead.Overloaded\n"
+        "assert 'httpx' in sys.modules and 'torch' not in sys.modules\n"
+        "wellhead.Engine\n"
+        "assert 'torch' in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_error_has_a_code_of_its_own_and_is_drawn_in_the_docstring() -> None:
@@ -54,7 +71,7 @@ def test_what_a_caller_can_mend_is_a_value_error() -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["Engine", "HiddenStates", "SamplingParams", "CaptureMode"])
+@pytest.mark.parametrize("name", ["AsyncClient", "Client", "Engine", "HiddenStates", "SamplingParams", "CaptureMode"])
 def test_public_names_have_docstrings(name: str) -> None:
     assert len(inspect.getdoc(getattr(wellhead, name)) or "") > 40
 

@@ -7,8 +7,10 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
-from wellhead import assets
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import assets
 
 
 def model_path(description: str | None) -> str:
@@ -22,7 +24,7 @@ def model_path(description: str | None) -> str:
 @contextlib.contextmanager
 def serving(model: str, *options: str) -> Iterator[str]:
     """``wellhead serve`` in a process of its own, on a free port; its address. It is ended, and waited for, at the end."""
-    command = [sys.executable, "-m", "wellhead.frontends.cli", "serve", "--model-path", model, "--port", "0", *options]
+    command = [sys.executable, "-m", "wellhead", "serve", "--model-path", model, "--port", "0", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

@@ -12,6 +12,7 @@ import argparse
 import bz2
 import csv
 import io
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import wellhead as wh
-from wellhead import assets
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import assets
 
 TEMPLATE = "Review: {text}\nOverall, this movie was"
 CUT = 96  # tokens of a review that are read

@@ -17,8 +17,10 @@ import torch
 from safetensors.torch import load_file
 
 import wellhead as wh
-from wellhead import assets
 from wellhead.requests.tokenizer import Tokenizer
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import assets
 
 ASKS = (
     "What did the critic think of this film?",

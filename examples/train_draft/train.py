@@ -29,7 +29,6 @@ from texts import Example
 from torch.nn import functional as F
 
 import wellhead as wh
-from wellhead import assets
 from wellhead.models.eagle_files import EagleSpec, eagle_spec
 from wellhead.models.locate import load_spec, locate
 from wellhead.models.names import EMBEDDING, HEAD
@@ -202,7 +201,7 @@ def begin(model: str, args: argparse.Namespace) -> None:
 
 def main() -> None:
     args = arguments()
-    model = args.model_path or str(assets.fetch_smollm2())
+    model = args.model_path or str(texts.assets.fetch_smollm2())
     target = load_spec(locate(model))
     if target.post_norms or target.norm_plus_one or target.embed_scale != 1.0:
         raise SystemExit(f"{target.architecture} has another kind of block than Llama's; this recipe knows no other")

@@ -2,22 +2,122 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from wellhead.errors import WellheadError
-from wellhead.types import CaptureMode, HiddenStates, Pooling, SamplingParams
+from wellhead._version import __version__
+from wellhead.errors import (
+    BatchTooLarge,
+    BodyTooLarge,
+    BodyTooSlow,
+    BuildFailed,
+    CacheBusy,
+    CaptureAboveCeiling,
+    CaptureDisabled,
+    ClientGone,
+    EmptyPrompt,
+    EngineClosed,
+    InputFileError,
+    InternalError,
+    InvalidConfig,
+    InvalidRequest,
+    MethodNotAllowed,
+    ModelError,
+    ModelNotFound,
+    NoLMHead,
+    NonFinite,
+    NotAcceptable,
+    NotFound,
+    OutputFileError,
+    Overloaded,
+    PromptTooLong,
+    RankDied,
+    RequestAborted,
+    RequestTimeout,
+    RequestTooLarge,
+    RowOutOfRange,
+    ServerUnreachable,
+    TokenizerError,
+    TokenOutOfRange,
+    TooManyLogprobs,
+    Unauthorized,
+    UnsupportedField,
+    UnsupportedModel,
+    WeightsError,
+    WellheadError,
+)
+from wellhead.types import CaptureMode, HiddenStates, Pooling, Read, Rows, SamplingParams
 
 if TYPE_CHECKING:
+    from wellhead.client import AsyncClient, Client, Retry
     from wellhead.frontends.engine import Engine
 
-__version__ = "0.1.0"
-__all__ = ["CaptureMode", "Engine", "HiddenStates", "Pooling", "SamplingParams", "WellheadError", "__version__"]
+__all__ = [
+    "AsyncClient",
+    "BatchTooLarge",
+    "BodyTooLarge",
+    "BodyTooSlow",
+    "BuildFailed",
+    "CacheBusy",
+    "CaptureAboveCeiling",
+    "CaptureDisabled",
+    "CaptureMode",
+    "Client",
+    "ClientGone",
+    "EmptyPrompt",
+    "Engine",
+    "EngineClosed",
+    "HiddenStates",
+    "InputFileError",
+    "InternalError",
+    "InvalidConfig",
+    "InvalidRequest",
+    "MethodNotAllowed",
+    "ModelError",
+    "ModelNotFound",
+    "NoLMHead",
+    "NonFinite",
+    "NotAcceptable",
+    "NotFound",
+    "OutputFileError",
+    "Overloaded",
+    "Pooling",
+    "PromptTooLong",
+    "RankDied",
+    "Read",
+    "RequestAborted",
+    "RequestTimeout",
+    "RequestTooLarge",
+    "Retry",
+    "RowOutOfRange",
+    "Rows",
+    "SamplingParams",
+    "ServerUnreachable",
+    "TokenOutOfRange",
+    "TokenizerError",
+    "TooManyLogprobs",
+    "Unauthorized",
+    "UnsupportedField",
+    "UnsupportedModel",
+    "WeightsError",
+    "WellheadError",
+    "__version__",
+]
+
+#: Imported when they are used: ``Engine`` needs torch, the client httpx, and the types and errors neither.
+_LATER = {
+    "AsyncClient": "wellhead.client",
+    "Client": "wellhead.client",
+    "Engine": "wellhead.frontends.engine",
+    "Retry": "wellhead.client",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """``Engine`` is imported when it is used: it needs torch, and the client and the types do not."""
-    if name == "Engine":
-        from wellhead.frontends.engine import Engine
-
-        return Engine
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module 'wellhead' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

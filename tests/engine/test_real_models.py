@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+import assets
 from support.checks import all_same, check_shape, head_check, rows_of
 from support.company import MODES
 from support.direct import Direct
 from support.real import write_folder
 from support.reference import cosine, load, truth
-from wellhead import assets
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 

@@ -109,6 +109,7 @@ def test_any_schedule(ops: NativeOps, drawn: tuple[Heads, list[list[tuple[int, i
     assert all(same_bits(a, b) for a, b in zip(case.run(ops, steps), case.run(ops, case.whole()), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(INNER in os.environ, reason="this is the inner run")
 @pytest.mark.parametrize(
     "limits",

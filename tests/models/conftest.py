@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from tiny_models import TINY  # type: ignore[import-not-found]
 
-from wellhead import assets
+import assets
 from wellhead.models.names import expected_tensors
 from wellhead.models.registry import spec_from_config
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import assets
 from support.checks import rows_of
 from support.direct import Direct
 from support.reference import furthest
-from wellhead import assets
 from wellhead.errors import InvalidConfig
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizer_cases import metadata, sentencepiece, texts, trained  # type: ignore[import-not-found]
 
-from wellhead import assets
+import assets
 from wellhead.errors import TokenizerError
 from wellhead.requests.gguf_tokenizer import build_tokenizer
 from wellhead.requests.tokenizer import Tokenizer

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizer_cases import metadata, sentencepiece, texts, trained  # type: ignore[import-not-found]
 from tokenizers import decoders, models
 
-from wellhead import assets
+import assets
 from wellhead.errors import InvalidRequest
 from wellhead.requests.detokenizer import IncrementalDetokenizer
 from wellhead.requests.gguf_tokenizer import build_tokenizer

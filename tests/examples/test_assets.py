@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from wellhead import assets
+import assets
 from wellhead.errors import ModelError
 
 PARTS = [b"first half, ", b"second half"]
@@ -70,9 +70,9 @@ def test_no_index_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsy
 
 
 @pytest.mark.real
-def test_the_shell_command_prints_paths(smollm2_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_shell_command_prints_paths(capsys: pytest.CaptureFixture[str]) -> None:
     assert assets.main(["smollm2"]) == 0
-    assert capsys.readouterr().out == f"{smollm2_gguf}\n"
+    assert capsys.readouterr().out == f"{assets.fetch_smollm2()}\n"
 
 
 @pytest.mark.real
