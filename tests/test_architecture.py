@@ -19,7 +19,7 @@ LINES = (
     ("core",),
     ("scheduler", "runner", "results"),
     ("speculative", "parallel"),
-    ("models", "capture", "requests", "cache"),
+    ("models", "capture", "requests", "cache", "heads"),
     ("encoding", "metrics"),
     ("kernels",),
     ("gguf_file",),
@@ -38,6 +38,7 @@ APART = {"client": {"client", "types", "errors", "encoding"}, "assets": {"assets
 NO_TORCH = (
     "types", "step", "errors", "config", "requests", "scheduler", "cache", "encoding", "client", "frontends.http",
     "capture.sink", "results", "metrics", "speculation", "speculative", "gguf_file", "assets",
+    "heads",
 )  # fmt: skip
 
 
@@ -94,6 +95,11 @@ def may_import(room: str, other: str) -> bool:
 
 def test_models_see_the_tap_protocol_and_nothing_else_of_capture() -> None:
     assert not [name for name, path in modules().items() if name.startswith("models") and "capture" in str(imports(path))]
+
+
+def test_heads_see_types_and_errors_and_nothing_else_of_the_house() -> None:
+    seen = {other.split(".")[0] for name, path in modules().items() if name.startswith("heads") for other in imports(path)}
+    assert seen == {"heads", "types", "errors"}
 
 
 def test_the_picture_would_notice_an_import_upwards(tmp_path: Path) -> None:
