@@ -154,8 +154,10 @@ def test_a_bad_row_poisons_nothing_and_a_copy_is_independent(said: Any) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        "median", None, 3, {"kind": "ema", "a": 0}, {"kind": "ema", "a": 1.5}, {"kind": "ema", "a": True}, {"kind": "ema", "b": 1},
-        {"kind": "window", "size": 0}, {"kind": "window", "size": 10**9}, {"kind": "window", "size": 2.5}, {"kind": "softmax", "tau": -1},
+        "median", None, 3, {"kind": "ema", "a": 0}, {"kind": "ema", "a": 1.5}, {"kind": "ema", "a": True}, {"kind": "ema", "b":
+        1},
+        {"kind": "window", "size": 0}, {"kind": "window", "size": 10**9}, {"kind": "window", "size": 2.5}, {"kind": "softmax",
+        "tau": -1},
         {"kind": "k_in_a_row", "k": 0}, {"kind": "ema", "start": "middle"}, {"kind": ["ema"]},
     ],
 )  # fmt: skip
@@ -166,7 +168,7 @@ def test_what_is_not_known_is_refused(said: Any) -> None:
 
 def test_aggregates_and_kinds_must_fit() -> None:
     for kind, said in (("linear", "attention"), ("attention", "mean"), ("multimax", "attention")):
-        with pytest.raises(InvalidHead, match="aggregate|kind"):
+        with pytest.raises(InvalidHead, match=r"aggregate|kind"):
             make(kind, aggregate=said)
     with pytest.raises(InvalidHead):
         make("attention").accumulator("mean")

@@ -103,12 +103,18 @@ def test_metadata_of_a_hundred_megabytes_is_refused_unread(tmp_path: Path) -> No
     [
         ({"name": "../../etc/passwd"}, "name"), ({"name": ".."}, "name"), ({"name": "a/b"}, "name"), ({"name": ""}, "name"),
         ({"name": 5}, "name"), ({"labels": [f"l{i}" for i in range(10_000)]}, f"10000 labels.*{MOST_LABELS}"),
-        ({"labels": ["a", "a", "b"]}, "twice"), ({"labels": []}, "labels"), ({"labels": "abc"}, "list"), ({"labels": ["a", "b"]}, "3 scores"),
-        ({"labels": [["a"], "b", "c"]}, "label"), ({"format": 2}, "format 2"), ({"kind": "sae"}, "unknown kind"), ({"kind": ["linear"]}, "kind|facts"),
-        ({"surprise": 1}, "unknown field 'surprise'"), ({"layers": []}, "layers"), ({"layers": [1, 1]}, "layers"), ({"layers": [-7]}, "layer"),
-        ({"layers": ["L"]}, "layer"), ({"width": 41}, "shape"), ({"width": -1}, "width"), ({"width": 1 << 60}, "width"), ({"width": "40"}, "width"),
-        ({"activation": "os.system"}, "activation"), ({"steps": [{"do": "exec"}]}, "unknown operation"), ({"steps": [[]]}, "unknown operation"),
-        ({"steps": [{"do": "standardise"}]}, "missing"), ({"reduce": "median"}, "reduce"), ({"rows": ""}, "rows"), ({"rows": None}, "rows"),
+        ({"labels": ["a", "a", "b"]}, "twice"), ({"labels": []}, "labels"), ({"labels": "abc"}, "list"), ({"labels": ["a",
+        "b"]}, "3 scores"),
+        ({"labels": [["a"], "b", "c"]}, "label"), ({"format": 2}, "format 2"), ({"kind": "sae"}, "unknown kind"), ({"kind":
+        ["linear"]}, "kind|facts"),
+        ({"surprise": 1}, "unknown field 'surprise'"), ({"layers": []}, "layers"), ({"layers": [1, 1]}, "layers"), ({"layers":
+        [-7]}, "layer"),
+        ({"layers": ["L"]}, "layer"), ({"width": 41}, "shape"), ({"width": -1}, "width"), ({"width": 1 << 60}, "width"),
+        ({"width": "40"}, "width"),
+        ({"activation": "os.system"}, "activation"), ({"steps": [{"do": "exec"}]}, "unknown operation"), ({"steps": [[]]},
+        "unknown operation"),
+        ({"steps": [{"do": "standardise"}]}, "missing"), ({"reduce": "median"}, "reduce"), ({"rows": ""}, "rows"), ({"rows":
+        None}, "rows"),
         ({"thresholds": {"z": 0.5}}, "threshold"), ({"thresholds": {"a": "high"}}, "threshold"), ({"thresholds": []}, "object"),
         ({"aggregate": "median"}, "aggregate"), ({"calibration": {"kind": "isotonic"}}, "missing"), ({"body": 3}, "object"),
     ],
@@ -162,7 +168,7 @@ def test_folders_and_names_that_are_there_twice(tmp_path: Path) -> None:
     with pytest.raises(InvalidHead, match="two heads are named 'mood'"):
         load_all([tmp_path, tmp_path / "mood.head"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InvalidHead, match="no \\*.head file"):
+    with pytest.raises(InvalidHead, match=r"no \*.head file"):
         load_all([tmp_path / "empty"])
     with pytest.raises(InvalidHead, match="No such file"):
         load_all([tmp_path / "absent.head"])

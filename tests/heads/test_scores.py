@@ -91,9 +91,11 @@ def test_each_kind_is_what_its_formula_says() -> None:
 
 def test_a_wide_layer_over_a_projection_is_not_folded_into_something_larger() -> None:
     head = Head(
-        "h", "mlp", (1,), 64, ("a",), steps=({"do": "project"},), body={"stack": [{"do": "linear"}, {"do": "relu"}, {"do": "linear"}]},
+        "h", "mlp", (1,), 64, ("a",), steps=({"do": "project"},), body={"stack": [{"do": "linear"}, {"do": "relu"}, {"do":
+        "linear"}]},
         tensors={
-            "steps.0.mean": normal(64), "steps.0.matrix": normal(2, 64), "stack.0.weight": normal(50, 2), "stack.2.weight": normal(1, 50),
+            "steps.0.mean": normal(64), "steps.0.matrix": normal(2, 64), "stack.0.weight": normal(50, 2), "stack.2.weight":
+            normal(1, 50),
         },
     )  # fmt: skip
     x = normal(3, 64)

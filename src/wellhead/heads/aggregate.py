@@ -1,19 +1,24 @@
 """From the scores of rows, one after another, to one score: constant state, whatever the number of rows.
 
-Rows are taken one by one in order, in float64, so that the result does not depend on how they came in chunks. ``update`` also says what
+Rows are taken one by one in order, in float64, so that the result does not depend on how they came in chunks. ``update`` also
+says what
 the aggregate was after each row: where a threshold was crossed. A row with NaN or infinity is refused before anything is taken.
 
 ======================  ==========================================================================================================
 ``mean``                of all rows
 ``max``                 per score
 ``last``, ``first``     the latest (first) row's
-``ema``                 ``e_j = a s_j + (1 - a) e_(j-1)``; ``start`` "zero" (default: e_0 = 0, low for the first 1/a rows) or "first"
+``ema``                 ``e_j = a s_j + (1 - a) e_(j-1)``; ``start`` "zero" (default: e_0 = 0, low for the first 1/a rows) or
+                        "first"
                         (e_1 = s_1); ``take`` "max" (default) or "last"
-``window``              mean of the last ``size`` (16) rows, of those that there are at the beginning; ``take`` "last" (default) or "max"
+``window``              mean of the last ``size`` (16) rows, of those that there are at the beginning; ``take`` "last" (default)
+                        or "max"
 ``softmax``             ``sum_j softmax_j(s / tau) s_j``, ``tau`` 1
-``k_in_a_row``          the most that ``k`` (2) consecutive rows all reach: at least t exactly if k rows in a row reach t. ``of`` "score" or
+``k_in_a_row``          the most that ``k`` (2) consecutive rows all reach: at least t exactly if k rows in a row reach t.
+                        ``of`` "score" or
                         "argmax" (a row reaches 1 for its highest score, 0 for others). Minus infinity before k rows
-``attention``           of the kinds of head that are made so; attention of ``window`` rows: the largest of each window of that size
+``attention``           of the kinds of head that are made so; attention of ``window`` rows: the largest of each window of that
+                        size
 ``multimax``
 ======================  ==========================================================================================================
 """
@@ -143,7 +148,8 @@ class InARow(Peak):
 
 
 class Weighted(Aggregate):
-    """``sum_m sum_j softmax_j(q_mj) v_mj + bias`` with q ``[M, D]`` and v ``[M, D or C]``, kept as maximum, numerator, denominator."""
+    """``sum_m sum_j softmax_j(q_mj) v_mj + bias`` with q ``[M, D]`` and v ``[M, D or C]``, kept as maximum, numerator,
+    denominator."""
 
     def __init__(self, features: int, queries: tuple[int, ...], values: tuple[int, int], bias: Array) -> None:
         super().__init__(features, len(bias))
@@ -201,7 +207,7 @@ def _added(parts: Array, bias: Array) -> Array:
     total = parts[0].copy()
     for part in parts[1:]:
         total += part
-    return total + bias
+    return np.asarray(total + bias)
 
 
 #: Fields and defaults of each aggregate; a field's default says its type.
@@ -223,8 +229,17 @@ _WORDS = {"start": ("zero", "first"), "take": ("last", "max"), "of": ("score", "
 _MOST_WINDOW = 4096
 
 _PLAIN: Mapping[str, Callable[..., Aggregate]] = MappingProxyType(
-    {"mean": Mean, "max": Max, "last": Last, "first": First, "ema": Ema, "window": Window, "softmax": SoftmaxWeighted, "k_in_a_row": InARow}
-)  # fmt: skip
+    {
+        "mean": Mean,
+        "max": Max,
+        "last": Last,
+        "first": First,
+        "ema": Ema,
+        "window": Window,
+        "softmax": SoftmaxWeighted,
+        "k_in_a_row": InARow,
+    }
+)
 
 
 def checked(said: Any) -> tuple[str, dict[str, Any]]:

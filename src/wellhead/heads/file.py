@@ -1,6 +1,7 @@
 """The head file: safetensors, with everything but the weights as JSON in its metadata. Nothing in it is executed.
 
-``__metadata__["wellhead.head"]`` is one JSON object: ``format`` 1 and the fields of ``Head`` but ``tensors`` and ``version``. A reader
+``__metadata__["wellhead.head"]`` is one JSON object: ``format`` 1 and the fields of ``Head`` but ``tensors`` and ``version``. A
+reader
 refuses a format or a field that it does not know. ``version`` is a digest of the file's bytes.
 """
 
@@ -166,7 +167,7 @@ def _tensors(body: bytes, source: str) -> dict[str, NDArray[Any]]:
     from safetensors import SafetensorError, deserialize
 
     try:
-        found = deserialize(body)
+        found = deserialize(body)  # type: ignore[no-untyped-call]
     except (SafetensorError, ValueError) as error:
         raise InvalidHead(f"{source}: torn or not safetensors: {error}") from error
     tensors = {}

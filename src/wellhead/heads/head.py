@@ -37,7 +37,8 @@ class Head:
 
     ``layers``: where its rows are taken (numbers as Hugging Face's ``hidden_states``), concatenated in this order; ``width`` W.
     ``rows`` and ``reduce`` are the words of ``extract``. ``steps`` and ``body`` belong to the kind, with ``tensors`` beside them.
-    ``labels``: one for each score, or two for one score, which is then the second label's. ``thresholds``: label -> the probability
+    ``labels``: one for each score, or two for one score, which is then the second label's. ``thresholds``: label -> the
+    probability
     (score, where the activation is ``identity``) from which it holds. ``provenance["model"]`` names the model it was made on.
 
     Raises ``InvalidHead`` where the parts do not fit together.
@@ -86,9 +87,8 @@ class Head:
 
     def _check_words(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise InvalidHead(
-                f"a head's name is 1 to 64 letters, digits, '.', '_' or '-', and begins with a letter or digit, not {self.name!r:.80}"
-            )
+            said = "1 to 64 letters, digits, '.', '_' or '-', and begins with a letter or digit"
+            raise InvalidHead(f"a head's name is {said}, not {self.name!r:.80}")
         if not self.layers or len(self.layers) > 1024 or len(set(self.layers)) != len(self.layers):
             raise self._wrong(f"layers must name one layer or several different ones, not {self.layers!r:.80}")
         for layer in self.layers:
@@ -185,11 +185,13 @@ class Head:
         return self._link(scores.astype(np.float64)).astype(np.float32)
 
     def winners(self, scores: NDArray[np.floating]) -> list[str]:
-        """The label of each row of scores: the most probable one; of a margin for two labels the second if it is above 0."""
-        p = self.probabilities(scores)
-        if p.shape[1] == 1 and len(self.labels) == 2:
-            return [self.labels[int(v > 0)] for v in p[:, 0]]
-        return [self.labels[i] for i in p.argmax(axis=1)]
+        """The label of each row of scores ``[k, C]``: the highest score's (after Platt's or an isotonic calibration the most
+        probable one), of two labels with one score the second if its score is above 0 (its probability above one half)."""
+        said = (self.calibration or {}).get("kind")
+        best = scores if said in (None, "temperature") else self.probabilities(scores)
+        if best.shape[1] == 1 and len(self.labels) == 2:
+            return [self.labels[int(v > 0)] for v in best[:, 0]]
+        return [self.labels[i] for i in best.argmax(axis=1)]
 
     def accumulator(self, aggregate: Any = None) -> aggregates.Aggregate:
         """A fresh aggregate over ``features``: the head's own, or the one named here."""
@@ -224,7 +226,8 @@ class Head:
     def resolve(self, row: Callable[[int | str], NDArray[np.floating]]) -> Head:
         """With the weights of a token difference, from the model's LM head; any other head as it is.
 
-        ``row(token)``: the LM head's row ``[W]`` of a token id or of the text of one token; raises ``InvalidHead`` for a text that is
+        ``row(token)``: the LM head's row ``[W]`` of a token id or of the text of one token; raises ``InvalidHead`` for a text
+        that is
         not one token.
         """
         if self.kind != "token_difference" or "weight" in self.tensors:
@@ -279,7 +282,8 @@ class Head:
 
 def as_layers(layer: Any) -> tuple[Layer, ...]:
     """One layer or several, as a tuple."""
-    return (layer,) if isinstance(layer, (int, str)) else tuple(layer)
+    found: tuple[Layer, ...] = (layer,) if isinstance(layer, (int, str)) else tuple(layer)  # type: ignore[assignment]
+    return found
 
 
 def _short(facts: Any) -> str:

@@ -1,8 +1,11 @@
 """Scores -> probabilities: calibration, then activation.
 
-Calibration: ``{"kind": "temperature", "t"}`` divides the scores before the activation; ``{"kind": "platt", "a": [..], "b": [..]}``
-is ``sigmoid(a z + b)`` for each column; ``{"kind": "isotonic"}`` a table for each column (tensors ``calibration.i.x``, ``.y``), linear between
-its points and constant outside. Platt's and isotonic's columns are divided by their sum where there are several labels in competition.
+Calibration: ``{"kind": "temperature", "t"}`` divides the scores before the activation; ``{"kind": "platt", "a": [..], "b":
+[..]}``
+is ``sigmoid(a z + b)`` for each column; ``{"kind": "isotonic"}`` a table for each column (tensors ``calibration.i.x``, ``.y``),
+linear between
+its points and constant outside. Platt's and isotonic's columns are divided by their sum where there are several labels in
+competition.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ _ALIGN = 64
 
 
 def aligned(values: NDArray[np.floating]) -> Array:
-    """A float64 copy ``[n, W']`` of ``values`` ``[n, W]``: W' a multiple of 8, zeros behind, each row at a multiple of 64 bytes."""
+    """A float64 copy ``[n, W']`` of ``values`` ``[n, W]``: W' a multiple of 8, zeros behind, each row at a multiple of 64
+    bytes."""
     count, width = values.shape
     padded = -(-width // 8) * 8
     raw = np.zeros(count * padded * 8 + _ALIGN, np.uint8)

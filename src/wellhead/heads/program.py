@@ -18,7 +18,10 @@ from wellhead.errors import InvalidHead
 from wellhead.heads.products import Array, aligned, products, sums
 
 Tensors = Mapping[str, NDArray[Any]]
-_erf = np.frompyfunc(math.erf, 1, 1)
+
+
+def _erf(x: Array) -> Array:
+    return np.array([math.erf(v) for v in x.ravel().tolist()]).reshape(x.shape)
 
 
 def sigmoid(z: Array) -> Array:
@@ -34,7 +37,7 @@ def softmax(z: Array) -> Array:
 
 
 def _gelu(x: Array) -> Array:
-    return np.asarray(x * 0.5 * (1.0 + _erf(x / math.sqrt(2)).astype(np.float64)))
+    return np.asarray(x * 0.5 * (1.0 + _erf(x / math.sqrt(2))))
 
 
 def _gelu_tanh(x: Array) -> Array:
@@ -188,7 +191,7 @@ def _op(item: Mapping[str, Any], at: str, tensors: Tensors, width: int) -> tuple
 
 
 def _apply(matrix: Array, vector: Array) -> Array:
-    return products(aligned(vector[None]), aligned(matrix))[0]
+    return np.asarray(products(aligned(vector[None]), aligned(matrix))[0])
 
 
 def _fold(ops: Iterable[Op]) -> tuple[Op, ...]:

@@ -1,6 +1,7 @@
 """Several heads of the same labels whose probabilities are averaged, as scikit-learn's calibrated folds are.
 
-``members``: the JSON of each (kind, steps, body, activation, calibration); its tensors begin with ``members.i.``. The score is the
+``members``: the JSON of each (kind, steps, body, activation, calibration); its tensors begin with ``members.i.``. The score is
+the
 logarithm of the mean probability (with two labels: its log-odds), so that softmax (sigmoid) gives the mean back.
 Probabilities are kept within 1e-12 of 0 and 1: a score is finite.
 """

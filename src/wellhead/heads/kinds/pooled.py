@@ -1,8 +1,10 @@
 """Heads that look at all rows at once: attention and multimax.
 
 With y = the row after its steps and its ``stack``, M attention heads, C scores: attention is
-``sum_m sum_j softmax_j(query_m . y_j) (value_m . y_j)``, multimax ``sum_m max_j (value_m . y_j)``; ``bias`` ``[C]`` is added to either.
-Tensors: ``query`` ``[M, D]``, ``value`` ``[M * C, D]`` with the C rows of one m together. Features: the M queries' products, then the values'.
+``sum_m sum_j softmax_j(query_m . y_j) (value_m . y_j)``, multimax ``sum_m max_j (value_m . y_j)``; ``bias`` ``[C]`` is added to
+either.
+Tensors: ``query`` ``[M, D]``, ``value`` ``[M * C, D]`` with the C rows of one m together. Features: the M queries' products,
+then the values'.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A Gaussian for each class with a variance of its own for each coordinate (naive Bayes).
 
-``mean`` and ``variance`` ``[C, W]``, ``prior`` ``[C]`` (logarithms). Score c: ``prior_c - sum((y - mean_c)^2 / variance_c + log(2 pi variance_c)) / 2``.
+``mean`` and ``variance`` ``[C, W]``, ``prior`` ``[C]`` (logarithms). Score c: ``prior_c - sum((y - mean_c)^2 / variance_c +
+log(2 pi variance_c)) / 2``.
 """
 
 from __future__ import annotations
