@@ -30,7 +30,8 @@ def _lengths(texts: list[str]) -> NDArray[np.float64]:
 def baselines(source: Source, learn: NDArray[np.bool_], judge: NDArray[np.bool_]) -> dict[str, Any]:
     """Accuracy and AUROC of both on the rows ``judge``, learned on the rows ``learn``; a reason if there are no texts.
 
-    The bag of words is multinomial naive Bayes over 65,536 hashed words, the length linear discriminant analysis on characters and their logarithm.
+    The bag of words is multinomial naive Bayes over 65,536 hashed words, the length linear discriminant analysis on characters
+    and their logarithm.
     """
     texts = source.texts()
     if texts is None:
@@ -58,5 +59,7 @@ def baselines(source: Source, learn: NDArray[np.bool_], judge: NDArray[np.bool_]
 
 def _figures(scores: NDArray[np.float64], codes: NDArray[np.int32]) -> dict[str, Any]:
     one = scores[:, 1:] - scores[:, :1] if scores.shape[1] == 2 else scores
+    if one.shape[1] > 1:
+        one = one - np.logaddexp.reduce(one, axis=1)[:, None]
     best = (one[:, 0] > 0).astype(int) if one.shape[1] == 1 else one.argmax(axis=1)
     return {"accuracy": float((best == codes).mean()) if len(codes) else None, "auroc": macro_auroc(codes, one)}

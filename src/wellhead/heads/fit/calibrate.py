@@ -24,10 +24,8 @@ def calibrate(kind: str, scores: Array, codes: NDArray[np.int32], classes: int) 
     rows, each = NEEDED[kind]
     least = int(np.bincount(codes, minlength=classes).min())
     if len(codes) < rows or least < each:
-        raise InvalidRequest(
-            f"calibration {kind!r} needs {rows} held-out rows with {each} of every label; there are {len(codes)} with {least} of the rarest",
-            param="calibration",
-        )
+        needs = f"calibration {kind!r} needs {rows} held-out rows with {each} of every label"
+        raise InvalidRequest(f"{needs}; there are {len(codes)} with {least} of the rarest", param="calibration")
     if kind == "temperature":
         return {"kind": "temperature", "t": temperature(scores, codes), "rows": len(codes)}, {}
     if kind == "platt":

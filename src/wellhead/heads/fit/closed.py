@@ -1,4 +1,5 @@
-"""Fits that need nothing but moments: ridge, linear discriminant analysis, difference of means. Weights ``[C, W]`` and bias ``[C]``.
+"""Fits that need nothing but moments: ridge, linear discriminant analysis, difference of means. Weights ``[C, W]`` and bias
+``[C]``.
 
 With two classes there is one row, whose score speaks for the second class.
 """
@@ -14,7 +15,8 @@ Weights = tuple[Array, Array]
 
 
 class Ridge:
-    """Least squares on targets -1 and 1 (scikit-learn's ``RidgeClassifier``) for any number of penalties: one eigendecomposition."""
+    """Least squares on targets -1 and 1 (scikit-learn's ``RidgeClassifier``) for any number of penalties: one
+    eigendecomposition."""
 
     def __init__(self, moments: Moments) -> None:
         self._m = moments
@@ -36,7 +38,9 @@ def squared_error(moments: Moments, weights: Weights) -> float:
     """Mean squared error of a ridge fit on the rows of these moments, without reading them again."""
     w, b = weights
     off = moments.means @ w.T + b - _targets(len(moments.counts))
-    return float((np.einsum("cw,wv,cv->", w, moments.within, w) + (moments.counts[:, None] * off**2).sum()) / max(moments.count, 1.0))
+    return float(
+        (np.einsum("cw,wv,cv->", w, moments.within, w) + (moments.counts[:, None] * off**2).sum()) / max(moments.count, 1.0)
+    )
 
 
 def lda(moments: Moments, shrinkage: float = 0.0) -> Weights:
@@ -73,4 +77,5 @@ def check_counts(moments: Moments, labels: tuple[str, ...]) -> None:
     """``InvalidRequest`` where a class has no row to learn from."""
     for label, count in zip(labels, moments.counts, strict=True):
         if count < 1:
-            raise InvalidRequest(f"no row of label {label!r} among those to learn from: too few rows, or too few groups", param="labels")
+            said = f"no row of label {label!r} among those to learn from"
+            raise InvalidRequest(f"{said}: too few rows, or too few groups", param="labels")

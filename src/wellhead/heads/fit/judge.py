@@ -61,7 +61,8 @@ def calibration_error(bins: list[dict[str, float]]) -> float:
 
 
 def figures(codes: NDArray[np.int32], scores: Array, p: Array) -> dict[str, Any]:
-    """Accuracy, AUROC, log loss, Brier, ECE (of the winning label's probability; of the second of two), confusion ``[true][said]``."""
+    """Accuracy, AUROC, log loss, Brier, ECE (of the winning label's probability; of the second of two), confusion
+    ``[true][said]``."""
     classes = p.shape[1]
     at = np.arange(len(codes))
     said = p.argmax(axis=1)
@@ -75,7 +76,8 @@ def figures(codes: NDArray[np.int32], scores: Array, p: Array) -> dict[str, Any]
     return {
         "rows": len(codes),
         "accuracy": float((said == codes).mean()),
-        "auroc": macro_auroc(codes, scores),
+        # Scores of several labels may share an offset that differs from row to row; their probabilities do not.
+        "auroc": macro_auroc(codes, scores if scores.shape[1] == 1 else p),
         "log_loss": float(-np.log(np.clip(p[at, codes], 1e-15, 1)).mean()),
         "brier": brier,
         "ece": calibration_error(bins),
@@ -89,7 +91,8 @@ def alarm_threshold(negatives: Array, rate: float) -> float:
     """From which score on to raise an alarm, so that of new negatives at most ``rate`` do (on average over calibration sets).
 
     ``negatives``: one score for each decision that will be made (the maximum over a stream, if the alarm is on that).
-    Just above the ``ceil((n + 1)(1 - rate))``-th smallest. ``InvalidRequest`` where that exceeds n: so few negatives promise nothing.
+    Just above the ``ceil((n + 1)(1 - rate))``-th smallest. ``InvalidRequest`` where that exceeds n: so few negatives promise
+    nothing.
     """
     if not 0 < rate < 1:
         raise InvalidRequest(f"a rate of false alarms is between 0 and 1, not {rate!r}", param="false_alarm_rate")
@@ -97,8 +100,6 @@ def alarm_threshold(negatives: Array, rate: float) -> float:
     rank = math.ceil(round((count + 1) * (1 - rate), 9))
     if rank > count:
         needed = math.ceil(round(1 / rate, 9)) - 1
-        raise InvalidRequest(
-            f"{count} negative rows to calibrate on cannot promise a rate of false alarms of {rate:g}: it takes at least {needed}",
-            param="false_alarm_rate",
-        )
+        said = f"{count} negative rows to calibrate on cannot promise a rate of false alarms of {rate:g}"
+        raise InvalidRequest(f"{said}: it takes at least {needed}", param="false_alarm_rate")
     return float(np.nextafter(np.sort(negatives.astype(np.float32))[rank - 1], np.float32(np.inf)))

@@ -56,7 +56,8 @@ class Moments:
         return np.asarray(self.counts @ self.means / max(self.count, 1.0))
 
     def between(self) -> Array:
-        """The class means about the mean, ``[C, W]``, each times the root of its count: its square is the scatter between classes."""
+        """The class means about the mean, ``[C, W]``, each times the root of its count: its square is the scatter between
+        classes."""
         return np.asarray(np.sqrt(self.counts)[:, None] * (self.means - self.mean))
 
     def total(self) -> Array:

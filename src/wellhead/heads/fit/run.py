@@ -35,8 +35,10 @@ _BARS = 40
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``method``; ``c`` of logistic and ``penalty`` of ridge (``None``: the best of nine by cross-validation), ``shrinkage`` of LDA;
-    ``folds`` of the sweep; ``calibration`` a kind, "auto" (temperature where there are rows enough) or "none"; ``false_alarm_rate``
+    """``method``; ``c`` of logistic and ``penalty`` of ridge (``None``: the best of nine by cross-validation), ``shrinkage`` of
+    LDA;
+    ``folds`` of the sweep; ``calibration`` a kind, "auto" (temperature where there are rows enough) or "none";
+    ``false_alarm_rate``
     and ``positive`` (a label; default the last) ask for a threshold."""
 
     method: str = "logistic"
@@ -101,12 +103,19 @@ def fit_rows(
     report = {
         "name": name, "method": opts.method, "labels": list(source.labels), "layer": layer, "penalty": penalty,
         "rows": {"learned": int(learn.sum()), "calibrated": int(held.sum()), "judged": int(test.sum())},
-        "groups": int(len(np.unique(source.groups))), "sweep": sweep, "test": judged, "calibration": calibration, "threshold": alarm,
+        "groups": len(np.unique(source.groups)), "sweep": sweep, "test": judged,
+        "calibration": calibration, "threshold": alarm,
         "roc": _rocs(head, p[test], codes[test]), "histograms": _histograms(head, p[test], codes[test]),
         "hardest": _hardest(source, p, test), "baselines": baselines(source, learn, test),
     }  # fmt: skip
     kept = {k: judged[k] for k in ("rows", "accuracy", "auroc", "log_loss", "brier", "ece") if k in judged}
-    made = {"library": "wellhead", "method": opts.method, "numpy": np.__version__, "python": platform.python_version(), "seed": opts.seed}
+    made = {
+        "library": "wellhead",
+        "method": opts.method,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "seed": opts.seed,
+    }
     said = {"made_by": made, "data": source.facts(), **(provenance or {})}
     return Fitted(replace(head, metrics={**kept, "calibration_rows": int(held.sum())}, provenance=said), report)
 
@@ -193,7 +202,8 @@ def _head(
     check_counts(moments, source.labels)
     classes = len(source.labels)
     base: dict[str, Any] = {
-        "name": name, "kind": "linear", "layers": (layer,), "width": source.width, "labels": source.labels, "rows": rows, "reduce": reduce,
+        "name": name, "kind": "linear", "layers": (layer,), "width": source.width, "labels": source.labels,
+        "rows": rows, "reduce": reduce,
         "activation": "sigmoid" if classes == 2 else "softmax",
     }  # fmt: skip
     if opts.method in ("logistic", "mlp"):
@@ -206,7 +216,7 @@ def _head(
                 yield (x.astype(np.float64) - mean) / scale, y
 
         if opts.method == "mlp":
-            tensors |= mlp(standard, source.width, classes, seed=opts.seed)
+            tensors |= mlp(standard, source.width, classes, int(moments.count), seed=opts.seed)
             stack = [{"do": "linear"}, {"do": "relu"}, {"do": "linear"}]
             return Head(**{**base, "kind": "mlp", "body": {"stack": stack}, "tensors": tensors})
         weights = logistic(standard, source.width, classes, int(moments.count), opts.c)
@@ -232,7 +242,9 @@ def _scores(head: Head, source: Source, layer: int) -> NDArray[np.float32]:
     return found
 
 
-def _calibrated(head: Head, scores: Array | NDArray[np.float32], codes: NDArray[np.int32], opts: Options) -> tuple[Head, dict[str, Any]]:
+def _calibrated(
+    head: Head, scores: Array | NDArray[np.float32], codes: NDArray[np.int32], opts: Options
+) -> tuple[Head, dict[str, Any]]:
     if opts.calibration == "none":
         return head, {"kind": None, "why": "not asked for"}
     kind = "temperature" if opts.calibration == "auto" else opts.calibration
@@ -245,9 +257,7 @@ def _calibrated(head: Head, scores: Array | NDArray[np.float32], codes: NDArray[
     return replace(head, calibration=said, tensors={**head.tensors, **tensors}), said
 
 
-def _threshold(
-    head: Head, p: NDArray[np.float32], codes: NDArray[np.int32], opts: Options
-) -> tuple[Head, dict[str, Any]]:
+def _threshold(head: Head, p: NDArray[np.float32], codes: NDArray[np.int32], opts: Options) -> tuple[Head, dict[str, Any]]:
     if opts.false_alarm_rate is None:
         return head, {"why": "not asked for (false_alarm_rate)"}
     at = head.labels.index(opts.positive) if opts.positive is not None else len(head.labels) - 1

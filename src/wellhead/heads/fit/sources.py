@@ -18,7 +18,8 @@ Chunk = tuple[int, dict[int, NDArray[np.float32]]]
 
 
 class Source(Protocol):
-    """``codes`` int32 ``[n]``: which of ``labels`` a row has; ``groups`` int64 ``[n]``: rows of one group are never on both sides of a split."""
+    """``codes`` int32 ``[n]``: which of ``labels`` a row has; ``groups`` int64 ``[n]``: rows of one group are never on both
+    sides of a split."""
 
     layers: tuple[int, ...]
     width: int
@@ -27,7 +28,8 @@ class Source(Protocol):
     groups: NDArray[np.int64]
 
     def chunks(self, layers: Sequence[int]) -> Iterator[Chunk]:
-        """All rows of these layers in order, as often as wanted: the first one's number, and float32 ``[k, width]`` for each layer."""
+        """All rows of these layers in order, as often as wanted: the first one's number, and float32 ``[k, width]`` for each
+        layer."""
         ...
 
     def texts(self) -> Iterator[tuple[int, list[str]]] | None:
@@ -40,7 +42,8 @@ class Source(Protocol):
 
 
 def coded(labels: Sequence[Any]) -> tuple[tuple[str, ...], NDArray[np.int32]]:
-    """Labels in order (numbers by size, others as text), and each row's. ``InvalidRequest`` for one label or none, or for null."""
+    """Labels in order (numbers by size, others as text), and each row's. ``InvalidRequest`` for one label or none, or for
+    null."""
     if any(label is None for label in labels):
         raise InvalidRequest("a label is null: leave such rows out", param="labels")
     kinds = set(labels)
@@ -107,7 +110,8 @@ class ArraySource:
 class ParquetSource:
     """Files as ``wellhead extract`` writes them: columns ``layer_N``, or ``vector`` (layer -1), one vector a row.
 
-    ``paths``: files, or folders with ``data/*.parquet`` or ``*.parquet``. ``layers``: numbers, or ``None`` for all that are there.
+    ``paths``: files, or folders with ``data/*.parquet`` or ``*.parquet``. ``layers``: numbers, or ``None`` for all that are
+    there.
     Reads one row group of the wanted columns at a time. Raises ``InputFileError``.
     """
 
@@ -149,11 +153,14 @@ class ParquetSource:
             for name in columns.values():
                 kind = schema.field(name).type
                 if not pa.types.is_fixed_size_list(kind):
-                    raise InputFileError(f"{path}: column {name!r} holds {kind}; a head is fitted on one vector a row (not mode full)")
+                    said = "a head is fitted on one vector a row (not mode full)"
+                    raise InputFileError(f"{path}: column {name!r} holds {kind}; {said}")
                 widths.add(kind.list_size)
                 dtypes[name] = ((schema.field(name).metadata or {}).get(b"dtype") or b"float32").decode()
         if len(widths) != 1:
-            raise InputFileError(f"{self._files[0]}: {'no vector column' if not widths else f'vectors of widths {sorted(widths)}'}")
+            raise InputFileError(
+                f"{self._files[0]}: {'no vector column' if not widths else f'vectors of widths {sorted(widths)}'}"
+            )
         return columns, widths.pop(), dtypes
 
     def _open(self, path: Path) -> Any:

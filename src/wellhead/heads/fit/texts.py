@@ -36,12 +36,15 @@ def fit_texts(
 ) -> Fitted:
     """One pass over the texts serves all layers. ``layers``: numbers, or ``"all"`` that the engine captures.
 
-    ``rows``: ``"last"``, or ``"all"`` with ``reduce="mean"``. ``groups``: texts of one group (a conversation, a document) stay on one side of a split.
+    ``rows``: ``"last"``, or ``"all"`` with ``reduce="mean"``. ``groups``: texts of one group (a conversation, a document) stay
+    on one side of a split.
     ``options``: ``name`` and the fields of ``Options``. Raises the first text's error, naming it by its number.
     """
     mode = {("last", "rows"): "last", ("all", "mean"): "mean"}.get((rows, reduce)) if isinstance(rows, str) else None
     if mode is None:
-        raise InvalidRequest(f"fit takes rows='last', or rows='all' with reduce='mean', not {rows!r} with {reduce!r}", param="rows")
+        raise InvalidRequest(
+            f"fit takes rows='last', or rows='all' with reduce='mean', not {rows!r} with {reduce!r}", param="rows"
+        )
     if isinstance(texts, (str, bytes)) or len(texts) != len(labels):
         raise InvalidRequest(f"{len(labels)} labels for {len(texts)} texts", param="labels")
     config = engine.assembled.config
@@ -54,7 +57,8 @@ def fit_texts(
         plain = [t if isinstance(t, str) else "" for t in texts]
         source = ArraySource(arrays, labels, groups, plain if all(isinstance(t, str) for t in texts) else None)
         facts = engine.info()
-        model = {k: facts[k] for k in ("model_path", "served_model_name", "architecture", "dtype", "quantization") if facts.get(k) is not None}
+        keys = ("model_path", "served_model_name", "architecture", "dtype", "quantization")
+        model = {k: facts[k] for k in keys if facts.get(k) is not None}
         said = {"engine": model, **(provenance or {})}
         return fit_rows(source, rows=rows, reduce=reduce, provenance=said, **options)
 
@@ -63,7 +67,9 @@ def fit_texts(
 def _gathered(engine: Any, texts: Sequence[str], layers: list[int], mode: str) -> Iterator[dict[int, NDArray[np.float32]]]:
     shape = (len(texts), engine.hidden_size)
     with tempfile.TemporaryDirectory(prefix="wellhead-fit-") as folder:
-        arrays = {la: np.memmap(Path(folder) / f"{la}.rows", np.float32, "w+", shape=shape) for la in layers} if len(texts) else {}
+        arrays = (
+            {la: np.memmap(Path(folder) / f"{la}.rows", np.float32, "w+", shape=shape) for la in layers} if len(texts) else {}
+        )
         for i, states in engine.extract_iter(texts, mode, layers=layers):
             if isinstance(states, WellheadError):
                 raise type(states)(f"text {i}: {states.message}", param=states.param)
