@@ -207,7 +207,7 @@ def test_the_alarm_threshold_keeps_its_promise_or_refuses() -> None:
     threshold = alarm_threshold(negatives, 0.05)  # ceil(100 * 0.95) = 95th smallest = 94
     assert threshold == np.nextafter(np.float32(94), np.float32(np.inf)) and (negatives >= threshold).sum() == 4
     assert alarm_threshold(negatives, 0.01) > 98
-    with pytest.raises(InvalidRequest, match="98 negative rows.*at least 99"):
+    with pytest.raises(InvalidRequest, match=r"98 negative rows.*at least 99"):
         alarm_threshold(negatives[:98], 0.01)
     ties = np.zeros(200, np.float32)
     assert (ties >= alarm_threshold(ties, 0.1)).sum() == 0, "equal scores on both sides of the threshold"
