@@ -15,7 +15,9 @@ import pytest
 from sklearn.metrics import accuracy_score, roc_auc_score
 
 import wellhead
-from wellhead.errors import InputFileError, InvalidRequest
+from support.bulk import extract, write_jsonl
+from wellhead.errors import InputFileError, InvalidHead, InvalidRequest
+from wellhead.frontends.bulk.fingerprint import file_facts
 from wellhead.frontends.cli import main
 from wellhead.heads.fit.run import METHODS, fit_rows
 from wellhead.heads.fit.sources import ArraySource, ParquetSource
@@ -183,6 +185,7 @@ def test_data_that_are_too_small_or_broken(tmp_path: Path) -> None:
     with pytest.raises(InputFileError, match="torn"):
         ParquetSource([tmp_path / "torn.parquet"], "label")
     assert main(["fit", "--input", str(path), "--label-column", "label", "--output", str(tmp_path / "x.bin")]) == 2
+    assert main(["fit", "--input", str(path), "--label-column", "label", "--output", str(tmp_path / "absent" / "x.head")]) == 2
     assert (
         main(["fit", "--input", str(path), "--label-column", "label", "--output", str(tmp_path / "x.head"), "--dtype", "auto"])
         == 2
@@ -202,3 +205,56 @@ def test_from_texts_and_an_engine(engine: Callable[..., Any], tmp_path: Path) ->
         wellhead.fit(one, ids, [0] * 120, rows={"last": 3})
     with pytest.raises(InvalidRequest, match="text 3"):
         wellhead.fit(one, [*ids[:3], [], *ids[4:]], [i % 2 for i in range(120)])
+
+
+@pytest.fixture
+def reviews(tmp_path: Path) -> Path:
+    """Texts whose last letter is their label."""
+    rows = [{"text": f"number {i * 7919 % 1000} {'ab'[i % 2]}", "label": ("no", "yes")[i % 2]} for i in range(120)]
+    return write_jsonl(tmp_path / "in.jsonl", rows)
+
+
+@pytest.mark.parametrize("target", ["OUT", "rows.parquet"])
+def test_what_extract_wrote_is_fitted_and_the_head_knows_its_model(
+    target: str, reviews: Path, family: Callable[..., Path], tmp_path: Path
+) -> None:
+    model, out = family("llama"), tmp_path / "mood.head"
+    more = ("--layers", "1", "-1", "--carry", "label", "--mode", "mean") if target == "OUT" else ("--carry", "label")
+    assert extract(model, reviews, tmp_path / target, *more) == 0
+    assert (
+        main(["fit", "--input", str(tmp_path / target), "--label-column", "label", "--method", "ridge", "--output", str(out)])
+        == 0
+    )
+    head = Head.load(out)
+    assert (head.rows, head.reduce) == (("all", "mean") if target == "OUT" else ("last", "rows"))
+    assert head.provenance["model"] == file_facts([str(model)])
+    head.check_model(file_facts([str(model)]), head.width, 4)
+    other = family("qwen3")
+    with pytest.raises(InvalidHead, match="another model"):
+        head.check_model(file_facts([str(other)]), head.width, 4)
+
+
+def test_rows_of_two_models_are_not_mixed(
+    reviews: Path, family: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("llama", "qwen3"):
+        assert extract(family(name), reviews, tmp_path / name, "--carry", "label") == 0
+    both = [str(tmp_path / name) for name in ("llama", "qwen3")]
+    assert main(["fit", "--input", *both, "--label-column", "label", "--output", str(tmp_path / "x.head")]) == 2
+    assert "another model" in capsys.readouterr().err and not (tmp_path / "x.head").exists()
+
+
+def test_from_texts_by_the_command(
+    reviews: Path, family: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = family("llama"), tmp_path / "mood.head"
+    command = ["fit", "--input", str(reviews), "--label-column", "label", "--model-path", str(model), "--output", str(out)]
+    command += ["--max-total-tokens", "4096"]
+    assert main(command) == 2 and "--text-column" in capsys.readouterr().err
+    assert main([*command, "--text-column", "text", "--method", "ridge"]) == 0
+    head = Head.load(out)
+    assert head.metrics["accuracy"] == 1.0 and head.provenance["model"] == file_facts([str(model)])
+    report = json.loads((tmp_path / "mood.report.json").read_text())
+    assert [s["layer"] for s in report["sweep"]] == list(range(len(report["sweep"]))) and len(report["sweep"]) > 2
+    write_jsonl(reviews, [{"text": "a", "label": 1}, {"text": "b"}])
+    assert main([*command, "--text-column", "text"]) == 2 and "row 1" in capsys.readouterr().err

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
 from wellhead.errors import InputFileError, InvalidConfig
+from wellhead.frontends.bulk.fingerprint import file_facts
 from wellhead.frontends.bulk.inputs import expand
 from wellhead.frontends.bulk.readers import records
 from wellhead.frontends.options import ENGINE_FLAGS
@@ -63,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
     output = Path(args.output)
     if output.suffix != ".head":
         raise InvalidConfig(f"--output {output}: a head file ends in .head", param="output")
+    if not output.parent.is_dir():
+        raise InvalidConfig(f"--output {output}: there is no folder {output.parent}", param="output")
     layers = _layers(args.layers) if args.layers else None
     said: dict[str, Any] = {k: v for k in (*_OPTIONS, "rows", "reduce") if (v := getattr(args, k)) is not None}
     said["name"] = args.name or output.stem
@@ -77,7 +81,33 @@ def _from_rows(args: argparse.Namespace, layers: list[int] | None, said: dict[st
     for name in _NAMES:
         if getattr(args, name) is not None:
             raise InvalidConfig(f"--{name.replace('_', '-')} is an engine's: give --model-path, or leave it out", param=name)
+    header = _header(args.input)
+    if header is not None:
+        mean = header["options"].get("mode") == "mean"
+        said = {"rows": "all" if mean else "last", "reduce": "mean" if mean else "rows", **said}
+        said["provenance"] = {"model": header["model"], "engine": header["engine"], "template": header["options"].get("template")}
     return fit_rows(ParquetSource(args.input, args.label_column, layers, args.group_column, args.text_column), **said)
+
+
+def _header(paths: list[str]) -> dict[str, Any] | None:
+    """What the manifests beside the rows say of the model that made them; ``None`` if there are none.
+
+    ``InputFileError`` where they name different models, or a manifest cannot be read.
+    """
+    found: dict[str, Any] | None = None
+    for path in map(Path, paths):
+        beside = path.with_name(f"{path.name}.manifest.jsonl")
+        for manifest in sorted(path.glob("manifest*.jsonl")) if path.is_dir() else [beside] * beside.exists():
+            try:
+                with manifest.open(encoding="utf-8") as file:
+                    header = json.loads(file.readline())
+                header = {key: header[key] for key in ("options", "model", "engine")}
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise InputFileError(f"{manifest}: not a manifest of wellhead extract ({error!r:.80})") from error
+            if found is not None and found["model"] != header["model"]:
+                raise InputFileError(f"{manifest}: its vectors are of another model than those before it")
+            found = header
+    return found
 
 
 def _from_texts(args: argparse.Namespace, layers: list[int] | None, said: dict[str, Any]) -> Fitted:
@@ -92,7 +122,9 @@ def _from_texts(args: argparse.Namespace, layers: list[int] | None, said: dict[s
         with Engine(model_path=args.model_path, **options) as probe:
             layers = list(range(probe.assembled.config.layers + 1))
     with Engine(model_path=args.model_path, capture_layers=tuple(layers), **options) as engine:
-        return fit_texts(engine, texts, labels, layers=layers, groups=groups, **said)
+        paths = [args.model_path, *([args.tokenizer_path] if args.tokenizer_path else [])]
+        provenance = {"model": file_facts(paths)}
+        return fit_texts(engine, texts, labels, layers=layers, groups=groups, provenance=provenance, **said)
 
 
 def _columns(args: argparse.Namespace) -> tuple[list[str], list[Any], list[Any] | None]:
