@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -197,3 +199,10 @@ def test_a_head_of_another_model_is_refused_by_name() -> None:
         head.check_model(other, W, 4, force=True)
     with pytest.raises(InvalidHead, match=r"\[2, 41\] instead of \[k, 40\]"):
         head.scores(np.zeros((2, 41), np.float32))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_travels_to_another_process(kind: str) -> None:
+    head, rows = make(kind, thresholds={"a": 0.5}), normal(3, W).astype(np.float32)
+    for again in (pickle.loads(pickle.dumps(head)), copy.deepcopy(head)):
+        assert np.array_equal(again.features(rows), head.features(rows)) and again.thresholds == head.thresholds

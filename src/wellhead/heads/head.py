@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -81,6 +81,11 @@ class Head:
         object.__setattr__(self, "_evaluator", made)
         object.__setattr__(self, "_link", link)
         object.__setattr__(self, "tensors", MappingProxyType(dict(self.tensors)))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # What was computed from the fields is made anew elsewhere: its arrays lie on boundaries that a copy would lose.
+        said = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        return (_rebuild, ({**said, "tensors": dict(self.tensors)},))
 
     def _wrong(self, why: str) -> InvalidHead:
         return InvalidHead(f"head {self.name!r:.80}: {why}")
@@ -278,6 +283,10 @@ class Head:
         from wellhead.heads.torch_objects import convert
 
         return convert(module, layers=as_layers(layer), labels=tuple(labels), rows=rows, name=name, fields=fields)
+
+
+def _rebuild(said: dict[str, Any]) -> Head:
+    return Head(**said)
 
 
 def as_layers(layer: Any) -> tuple[Layer, ...]:
