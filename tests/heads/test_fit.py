@@ -103,8 +103,9 @@ def test_only_the_wanted_columns_are_read_one_row_group_at_a_time(tmp_path: Path
     read: list[tuple[int, list[str]]] = []
     original = pq.ParquetFile.iter_batches
 
-    def spied(self: Any, size: int, columns: list[str]) -> Any:
-        for batch in original(self, size, columns=columns):
+    def spied(self: Any, size: int, columns: list[str], row_groups: list[int]) -> Any:
+        assert len(row_groups) == 1
+        for batch in original(self, size, columns=columns, row_groups=row_groups):
             read.append((batch.num_rows, list(batch.schema.names)))
             yield batch
 
@@ -258,3 +259,15 @@ def test_from_texts_by_the_command(
     assert [s["layer"] for s in report["sweep"]] == list(range(len(report["sweep"]))) and len(report["sweep"]) > 2
     write_jsonl(reviews, [{"text": "a", "label": 1}, {"text": "b"}])
     assert main([*command, "--text-column", "text"]) == 2 and "row 1" in capsys.readouterr().err
+
+
+def test_memory_does_not_grow_with_the_row_groups(tmp_path: Path) -> None:
+    schema = pa.schema([("label", pa.string()), ("vector", pa.list_(pa.float32(), 256))])
+    with pq.ParquetWriter(tmp_path / "x.parquet", schema, compression="none", use_dictionary=False) as file:
+        for _ in range(64):  # of 512 KiB each
+            x = pa.FixedSizeListArray.from_arrays(pa.array(RNG.normal(size=512 * 256).astype(np.float32)), 256)
+            file.write_table(pa.Table.from_arrays([pa.array(["a", "b"] * 256), x], schema=schema))
+    source = ParquetSource([tmp_path / "x.parquet"], "label", chunk=256)
+    before = pa.total_allocated_bytes()
+    held = [pa.total_allocated_bytes() - before for _ in source.chunks([-1])]
+    assert len(held) == 128 and max(held) < 8 << 20, "of 32 MiB"

@@ -175,7 +175,9 @@ class ParquetSource:
     def _batches(self, names: list[str]) -> Iterator[Any]:
         for path in self._files:
             with self._open(path) as file:
-                yield from file.iter_batches(self._chunk, columns=names)
+                # One row group a call: over several, the reader keeps those that it is done with.
+                for group in range(file.metadata.num_row_groups):
+                    yield from file.iter_batches(self._chunk, row_groups=[group], columns=names)
 
     def _column(self, name: str) -> list[Any]:
         return [value for batch in self._batches([name]) for value in batch.column(0).to_pylist()]
