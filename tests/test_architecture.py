@@ -19,7 +19,7 @@ LINES = (
     ("core",),
     ("scheduler", "runner", "results"),
     ("speculative", "parallel"),
-    ("models", "capture", "requests", "cache"),
+    ("models", "capture", "requests", "cache", "heads"),
     ("encoding", "metrics"),
     ("kernels",),
     ("gguf_file",),
@@ -43,7 +43,7 @@ APART = {
 NO_TORCH = (
     "types", "step", "errors", "config", "requests", "scheduler", "cache", "encoding", "client", "frontends.http",
     "capture.readers", "reads", "reductions", "results", "metrics", "speculation", "speculative", "gguf_file",
-    "halving", "on_error",
+    "halving", "on_error", "heads",
 )  # fmt: skip
 
 
@@ -115,6 +115,11 @@ def test_the_acts_of_a_bulk_job_follow_each_other() -> None:
 
 def test_models_see_the_tap_protocol_and_nothing_else_of_capture() -> None:
     assert not [name for name, path in modules().items() if name.startswith("models") and "capture" in str(imports(path))]
+
+
+def test_heads_see_types_and_errors_and_nothing_else_of_the_house() -> None:
+    seen = {other.split(".")[0] for name, path in modules().items() if name.startswith("heads") for other in imports(path)}
+    assert seen == {"heads", "types", "errors"}
 
 
 def test_the_picture_would_notice_an_import_upwards(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ def error_classes() -> list[type[WellheadError]]:
 def test_public_names_are_these_and_all_there() -> None:
     assert wellhead.__all__ == sorted(wellhead.__all__)
     assert set(wellhead.__all__) == {
-        "AsyncClient", "CaptureMode", "Client", "Engine", "HiddenStates", "Pooling", "Retry", "SamplingParams",
-        "ServerUnreachable", "__version__", *(kind.__name__ for kind in error_classes()),
+        "AsyncClient", "CaptureMode", "Client", "Engine", "Head", "HiddenStates", "Pooling", "Read", "Retry", "Rows",
+        "SamplingParams", "__version__", "fit", *(kind.__name__ for kind in error_classes()),
     }  # fmt: skip
     for name in wellhead.__all__:
         assert getattr(wellhead, name) is not None
@@ -67,7 +67,7 @@ def test_errors_survive_pickling_and_keep_their_field(kind: type[WellheadError])
 def test_what_a_caller_can_mend_is_a_value_error() -> None:
     for kind in error_classes():
         assert issubclass(kind, ValueError) == (
-            issubclass(kind, (errors.InvalidRequest, errors.InvalidConfig, errors.InputFileError))
+            issubclass(kind, (errors.InvalidRequest, errors.InvalidConfig, errors.InputFileError, errors.InvalidHead))
         )
 
 

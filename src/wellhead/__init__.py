@@ -20,6 +20,7 @@ from wellhead.errors import (
     InputFileError,
     InternalError,
     InvalidConfig,
+    InvalidHead,
     InvalidRequest,
     MethodNotAllowed,
     ModelError,
@@ -51,6 +52,8 @@ from wellhead.types import CaptureMode, HiddenStates, Pooling, Read, Rows, Sampl
 if TYPE_CHECKING:
     from wellhead.client import AsyncClient, Client, Retry
     from wellhead.frontends.engine import Engine
+    from wellhead.heads.fit.texts import fit
+    from wellhead.heads.head import Head
 
 __all__ = [
     "AsyncClient",
@@ -67,10 +70,12 @@ __all__ = [
     "EmptyPrompt",
     "Engine",
     "EngineClosed",
+    "Head",
     "HiddenStates",
     "InputFileError",
     "InternalError",
     "InvalidConfig",
+    "InvalidHead",
     "InvalidRequest",
     "MethodNotAllowed",
     "ModelError",
@@ -102,6 +107,7 @@ __all__ = [
     "WeightsError",
     "WellheadError",
     "__version__",
+    "fit",
 ]
 
 #: Imported when they are used: ``Engine`` needs torch, the client httpx, and the types and errors neither.
@@ -109,7 +115,9 @@ _LATER = {
     "AsyncClient": "wellhead.client",
     "Client": "wellhead.client",
     "Engine": "wellhead.frontends.engine",
+    "Head": "wellhead.heads.head",
     "Retry": "wellhead.client",
+    "fit": "wellhead.heads.fit.texts",
 }
 
 

@@ -26,6 +26,7 @@
     │   ├── UnsupportedModel          unsupported_model         nobody yet: an architecture we do not have
     │   ├── WeightsError              weights_error             missing, left-over, truncated, misshapen tensors
     │   └── TokenizerError            tokenizer_error           no tokenizer, or a broken one
+    ├── InvalidHead                   invalid_head              whoever made the head, or chose it for this model
     ├── InputFileError                input_file_error          the caller: a line that is not JSON, not UTF-8, ...
     ├── OutputFileError               output_file_error         whoever has the disk: full, damaged, not ours
     ├── Overloaded                    overloaded                time: the queue is full, try again
@@ -179,6 +180,12 @@ class TokenizerError(ModelError):
     """No tokenizer where one is needed, or one that cannot be read."""
 
     code = "tokenizer_error"
+
+
+class InvalidHead(WellheadError, ValueError):
+    """A head that is torn, hostile, not finite, contradicts itself, or belongs to another model; names the head or the file."""
+
+    code = "invalid_head"
 
 
 class InputFileError(WellheadError, ValueError):

@@ -1,4 +1,4 @@
-"""The command line: ``wellhead extract``, ``wellhead verify``, ``wellhead serve``, ``wellhead build``."""
+"""The command line: ``wellhead extract``, ``wellhead verify``, ``wellhead fit``, ``wellhead serve``, ``wellhead build``."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_extract(commands)
+    _add_fit(commands)
     _add_serve(commands)
     build = commands.add_parser("build", help="compile the CPU kernels ahead of their first use")
     build.set_defaults(run=_build)
@@ -53,6 +54,14 @@ def _extract(args: argparse.Namespace) -> int:
     from wellhead.frontends.bulk.run import run
 
     return run(args)
+
+
+def _add_fit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from wellhead.frontends import fit
+
+    parser = commands.add_parser("fit", help="a head from vectors, or from texts, with labels")
+    fit.add_arguments(parser)
+    parser.set_defaults(run=fit.run)
 
 
 def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -30,6 +30,11 @@ def model_facts(options: Options) -> dict[str, Any]:
     paths = [options.engine["model_path"]]
     if options.engine.get("tokenizer_path"):
         paths.append(options.engine["tokenizer_path"])
+    return file_facts(paths)
+
+
+def file_facts(paths: list[str]) -> dict[str, Any]:
+    """The same of a model's folder or file, and of its tokenizer's where that is another."""
     facts: dict[str, Any] = {}
     for path in map(locate, paths):
         files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.suffix in (*_WHOLE, ".safetensors"))

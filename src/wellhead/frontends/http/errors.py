@@ -29,6 +29,7 @@ STATUS: Mapping[str, int] = MappingProxyType(
         "unsupported_model": 500,
         "weights_error": 500,
         "tokenizer_error": 500,
+        "invalid_head": 400,
         "input_file_error": 400,
         "output_file_error": 500,
         "overloaded": 503,
