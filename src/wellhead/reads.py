@@ -105,6 +105,9 @@ ALL = Rows()
 LAST = Rows(last=1)
 
 
+_NONE: Positions = np.empty(0, np.int64)
+
+
 class Selection:
     """``Rows`` of one request: what a prompt decides is decided, what its answer decides is asked step by step.
 
@@ -131,6 +134,11 @@ class Selection:
         self._of_prompt = self.exact(every, prompt, len(prompt)) if exact else self.possible(every, prompt, len(prompt))
         self.first_needed = min(self.next_needed(0), len(prompt))
         self.bound = self._bound(most)
+
+    @property
+    def newest(self) -> int | None:
+        """How many rows it is if it is simply the newest ones, whatever they are; else ``None``."""
+        return self.rows.last if self._plain else None
 
     @property
     def by_answer(self) -> bool:
@@ -181,13 +189,18 @@ class Selection:
 
     def candidates(self, start: int, end: int, tokens: NDArray[np.int32]) -> Positions:
         """Of the rows ``start .. end - 1``, those that may be wanted, ascending. ``tokens``: of all positions below ``end``."""
+        if start >= self._prompt_length:
+            if not self.grows:
+                return _NONE
+            outputs = np.arange(start, end, dtype=np.int64)
+            return outputs if self._plain else self._filtered(outputs, tokens, None)
         mine = self._of_prompt
         if start > 0 or end < self._prompt_length:
             low, high = np.searchsorted(mine, (start, end))
             mine = mine[low:high]
         if not self.grows or end <= self._prompt_length:
             return mine
-        outputs = np.arange(max(start, self._prompt_length), end, dtype=np.int64)
+        outputs = np.arange(self._prompt_length, end, dtype=np.int64)
         if not self._plain:
             outputs = self._filtered(outputs, tokens, None)
         return np.concatenate([mine, outputs]) if len(mine) else outputs

@@ -205,7 +205,7 @@ def random_rows(rng: random.Random, prompt: int) -> Rows:
         window = rng.choice(WINDOWS)
         changes |= {"start": window.start, "stop": window.stop, "step": window.step}
     if rng.random() < 0.2:
-        changes["token_ids"] = tuple(rng.sample(range(80), 250))
+        changes["token_ids"] = tuple(rng.sample(range(500), 250))
     if rng.random() < 0.2:
         changes["exclude_token_ids"] = tuple(range(rng.randrange(3)))
     if rng.random() < 0.2:
