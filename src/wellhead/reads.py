@@ -340,6 +340,8 @@ def parse_rows(
     """
     if isinstance(value, Rows):
         return value, False, ()
+    if isinstance(value, (np.ndarray, np.integer)):
+        value = value.tolist()
     if isinstance(value, str):
         return _word(value, param)
     if isinstance(value, int) and not isinstance(value, bool):
@@ -356,6 +358,18 @@ def parse_rows(
         f"not {value!r:.80}",
         param=param,
     )
+
+
+def as_json(value: Any) -> Any:
+    """A caller's words for rows in Python -> the same as JSON has them."""
+    if isinstance(value, slice):
+        given = {"start": value.start, "stop": value.stop, "step": value.step}
+        return {name: int(n) for name, n in given.items() if n is not None}
+    if isinstance(value, (np.ndarray, np.integer)):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {name: as_json(item) for name, item in value.items()}
+    return [as_json(item) for item in value] if isinstance(value, (list, tuple, range)) else value
 
 
 def _word(value: str, param: str) -> tuple[Rows, bool, Spans]:
@@ -383,7 +397,7 @@ def _object(value: Mapping[str, Any], param: str, special_ids: Sequence[int] | N
     if part not in set(Part):
         raise InvalidRequest(f'{param}: part must be "prompt", "output" or "all", not {part!r:.80}', param=param)
     last = value.get("last")
-    if last is not None and (isinstance(last, bool) or not isinstance(last, int) or last < 1):
+    if last is not None and (isinstance(last, bool) or not isinstance(last, (int, np.integer)) or last < 1):
         raise InvalidRequest(f"{param}: last must be a whole number of at least 1, not {last!r:.80}", param=param)
     chars = _spans(value["chars"], param) if value.get("chars") is not None else ()
     if chars and part == Part.OUTPUT:
@@ -395,7 +409,8 @@ def _object(value: Mapping[str, Any], param: str, special_ids: Sequence[int] | N
         raise InvalidRequest(f"{param}: token_ids must not be negative", param=param)
     rows = Rows(
         part=window.part, start=window.start, stop=window.stop, step=window.step, positions=lists.get("positions"),
-        token_ids=lists.get("token_ids"), last=last, exclude_token_ids=excluded_ids, exclude_positions=excluded,
+        token_ids=lists.get("token_ids"), last=None if last is None else int(last),
+        exclude_token_ids=excluded_ids, exclude_positions=excluded,
     )  # fmt: skip
     return rows, chars
 

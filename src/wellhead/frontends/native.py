@@ -36,7 +36,7 @@ class Reply:
         self._finish: dict[str, Any] | None = None
         self.hidden_states: HiddenStates | None = None
         self.reads: Mapping[str, HiddenStates] = {}
-        self._rows_sent = 0
+        self._rows = 0
 
     @property
     def finished(self) -> bool:
@@ -51,6 +51,8 @@ class Reply:
         self._usage = output.usage
         self.hidden_states = output.hidden_states
         self.reads = output.reads
+        if output.hidden_states is not None:
+            self._rows += len(output.hidden_states.positions)
         if output.output_logprobs is not None:
             self._logprobs.append(output.output_logprobs)
         if output.prompt_logprobs is not None:
@@ -66,7 +68,7 @@ class Reply:
         if self.hidden_states is not None:
             meta |= labelled(self.hidden_states, encode)
             if self._finish is not None and any(read.each for read in self.request.reads):
-                meta["hidden_states_total"] = self.total_entries(self.hidden_states)
+                meta["hidden_states_total"] = self._total_entries(self.hidden_states)
         if self.reads:
             meta["reads"] = {name: labelled(states, encode) for name, states in self.reads.items()}
         return {"text": self.text, "output_ids": list(self.output_ids), "meta_info": meta}
@@ -86,10 +88,9 @@ class Reply:
             **spec,
         }
 
-    @staticmethod
-    def total_entries(states: HiddenStates) -> int:
-        """How many entries there are in all: one for the prompt, one per row after it."""
-        return 1 + max(0, states.total_rows - states.prompt_rows)
+    def _total_entries(self, states: HiddenStates) -> int:
+        """How many entries there were in all: rows, or in SGLang's shape one for the prompt and one per row after it."""
+        return 1 + max(0, states.total_rows - states.prompt_rows) if states.sglang else self._rows
 
     def _logprob_fields(self, spec: LogprobSpec) -> dict[str, Any]:
         output = Logprobs.join(self._logprobs, spec)

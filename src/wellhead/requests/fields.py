@@ -273,7 +273,7 @@ TABLE: tuple[Field, ...] = (
     Field(name="reduce", on=("hidden_states",), schema=REDUCE, example="mean", way=Way.PASSED,
           engine=("hidden_states_reduce",), doc="what becomes of them; by default nothing, or the one row if one is meant"),
     Field(name="return_token_ids", on=("hidden_states",), schema=BOOL, default=False, example=True, way=Way.PASSED,
-          engine=("hidden_states_token_ids",), doc="the rows' tokens, beside their positions (JSON)"),
+          engine=("hidden_states_token_ids",), doc="the rows' tokens, as `token_ids` beside their positions (not in `.npy`)"),
     Field(name="hidden_states_rows", on=("generate", *OPENAI), schema=ROWS_WORDS, example="-2:", way=Way.PASSED,
           doc="which rows, in [any of these words](hidden-states.md#rows): `\"last\"`, `\"all\"`, `\"prompt\"`, `\"output\"`, a "
               "position, `\"start:stop:step\"`, a list of positions, or an object"),
@@ -285,6 +285,10 @@ TABLE: tuple[Field, ...] = (
           example={"a": {"rows": "last"}, "b": {"rows": "prompt", "reduce": "mean"}},
           doc="several wishes by name, each an object with `rows`, `reduce`, `layers`; from one pass. The reply's `reads` has "
               "them by name"),
+    Field(name="reads", on=("hidden_states",), schema=READS, way=Way.PASSED,
+          example={"a": {"rows": "last"}, "b": {"rows": "prompt", "reduce": "mean"}},
+          doc="several wishes by name, each an object with `rows`, `reduce`, `layers`, from one pass; in JSON alone, as "
+              "`data[i].reads`, by name"),
     # embeddings
     Field(name="encoding_format", on=("embeddings",), schema=words("float", "base64"), default="float", example="base64",
           doc="`base64`: little-endian float32"),

@@ -277,7 +277,7 @@ def _wishes(payload: Mapping[str, Any], count: int, single: bool, limits: Limits
     wishes = [_wish(value, payload, new, limits) for value in values]
     if not any(wishes):
         for name in READ_FIELDS:
-            if payload.get(name) not in (None, False, "none"):
+            if _given(payload, name):
                 raise InvalidRequest(f"{name} is given, but return_hidden_states asks for none", param=name)
     if each and not any(read.each for wish in wishes for read, _ in wish):
         raise InvalidRequest(
@@ -286,6 +286,12 @@ def _wishes(payload: Mapping[str, Any], count: int, single: bool, limits: Limits
             param="incremental_hidden_states",
         )
     return wishes
+
+
+def _given(payload: Mapping[str, Any], name: str) -> bool:
+    """Does a field ask for something? (Position 0 does, though it equals False.)"""
+    value = payload.get(name)
+    return not (value is None or value is False or (isinstance(value, str) and value == "none"))
 
 
 def _in_pieces(read: Read) -> bool:
@@ -298,8 +304,8 @@ def _wish(value: Any, payload: Mapping[str, Any], new: Mapping[str, Any], limits
     """One prompt's ``return_hidden_states``, and the fields beside it."""
     name = "return_hidden_states"
     if isinstance(value, Mapping) and value:
-        if any(payload.get(field) not in (None, False, "none") for field in READ_FIELDS[:4]):
-            field = next(f for f in READ_FIELDS[:4] if payload.get(f) not in (None, False, "none"))
+        field = next((f for f in READ_FIELDS[:4] if _given(payload, f)), None)
+        if field is not None:
             raise InvalidRequest(f"{field} is given, and {name} is an object that says it too", param=field)
         return [_read(value, name, limits, each=_flag(payload, "incremental_hidden_states"))]
     mode = parse_mode(value)
@@ -332,7 +338,7 @@ def _named(payload: Mapping[str, Any], values: list[Any], limits: Limits) -> lis
     if any(v is not False for v in values):
         raise InvalidRequest("reads and return_hidden_states say the same thing: give one", param="reads")
     for name in (*READ_FIELDS[:4], "incremental_hidden_states"):
-        if payload.get(name) not in (None, False, "none"):
+        if _given(payload, name):
             raise InvalidRequest(f"{name} is given, but each of reads says it for itself", param=name)
     if not isinstance(reads, Mapping) or not 1 <= len(reads) <= MOST_READS:
         raise InvalidRequest(f"reads must be an object of 1 to {MOST_READS} reads by name", param="reads")

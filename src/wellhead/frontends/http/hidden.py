@@ -17,23 +17,24 @@ from wellhead.frontends.http.payload import Payload
 from wellhead.frontends.http.reading import check_names, flag, prompt_fields, whole
 from wellhead.frontends.http.respond import Streamed, answer, off_loop, owned, pieces
 from wellhead.frontends.http.service import Running, Service, Wish
-from wellhead.frontends.http.showing import base64_wanted
+from wellhead.frontends.http.showing import base64_wanted, show_base64, show_float
 from wellhead.frontends.native import Reply
 from wellhead.reads import parse_reduce, parse_rows
 from wellhead.reductions import FIRST, ROWS
 from wellhead.requests.fields import Way, at, called, handed_over
 from wellhead.types import DTYPES, DType
 
-#: Beside a .npy, which has no place for them: ``npy.positions_line``. Left out beyond this many characters.
-POSITIONS_HEADER = "X-Hidden-States-Positions"
+#: Beside a .npy, which has no place for them: ``npy.positions_line``. Left out where the line is longer than clients take.
+POSITIONS_HEADER, MOST_POSITIONS = "X-Hidden-States-Positions", 4096
 
 
 @dataclass(frozen=True, slots=True)
 class HiddenJob:
-    """What the answer must look like. ``dtype``: ``None`` for the rows' own."""
+    """What the answer must look like. ``dtype``: ``None`` for the rows' own. ``reads``: several, by name."""
 
     form: Format
     vector: bool
+    reads: bool
     layers: tuple[Layer, ...]
     dtype: DType | None
     base64: bool
@@ -48,6 +49,7 @@ def translator(form: Format) -> Callable[[Service, Payload], Wish[HiddenJob]]:
         check_names(payload, "hidden_states")
         service.check_model(payload.get("model"))
         native, vector = _wish(payload)
+        _check_form(payload, form)
         new = whole(payload, "max_new_tokens", 0, None, 0)
         params = _sampling(payload, bool(new))
         shape = prompt_fields(payload["input"], "input")
@@ -61,7 +63,8 @@ def translator(form: Format) -> Callable[[Service, Payload], Wish[HiddenJob]]:
         }
         layers = payload.get("layers")
         job = HiddenJob(
-            form=form, vector=vector, dtype=_dtype(payload, form), base64=_base64(payload, form),
+            form=form, vector=vector, reads=payload.get("reads") is not None, dtype=_dtype(payload, form),
+            base64=_base64(payload, form),
             layers=tuple(layers) if isinstance(layers, list) else (None,), generates=bool(new),
             echo_ids=flag(payload, "return_input_ids", False),
         )  # fmt: skip
@@ -92,17 +95,27 @@ def _wish(payload: Payload) -> tuple[Payload, bool]:
         raise InvalidRequest(f'mode must be "last", "full" or "mean", not {mode!r:.80}', param="mode")
     if pooling not in ("none", "mean"):
         raise InvalidRequest(f'pooling must be "none" or "mean", not {pooling!r:.80}', param="pooling")
-    rows, reduce = payload.get("rows"), payload.get("reduce")
-    if rows is None and reduce is None:
+    rows, reduce, reads = payload.get("rows"), payload.get("reduce"), payload.get("reads") is not None
+    if rows is None and reduce is None and not reads:
         if pooling == "mean" or mode == "mean":
             return {"return_hidden_states": "last", "hidden_states_pooling": "mean"}, True
         return {"return_hidden_states": True if mode == "full" else "last"}, mode == "last"
     for name, none in (("mode", "last"), ("pooling", "none")):
         if payload.get(name, none) != none:
             raise InvalidRequest(f"{name} is short for rows and reduce: give one or the other", param=name)
+    if reads:
+        return {}, False
     one = rows is not None and parse_rows(rows, "rows", ())[1]
     vector = parse_reduce(reduce, FIRST if one else ROWS, "reduce") != ROWS
     return {}, vector
+
+
+def _check_form(payload: Payload, form: Format) -> None:
+    """Refuse what a format has no place for."""
+    if payload.get("reads") is not None and form.media_type != json.MEDIA_TYPE:
+        raise InvalidRequest(f"several reads are answered in JSON, not in {form.media_type}", param="reads")
+    if flag(payload, "return_token_ids") and form.media_type == npy.MEDIA_TYPE:
+        raise InvalidRequest(f"{form.media_type} has no place for token ids; accept another format", param="return_token_ids")
 
 
 def _dtype(payload: Payload, form: Format) -> DType | None:
@@ -143,13 +156,16 @@ async def hidden_states(service: Service, http: HttpRequest) -> Response:
 async def _answer(running: Running[HiddenJob]) -> Response:
     job = running.job
     replies = await running.all_well()
+    if job.reads:
+        return await answer(running, await off_loop(running.service, False, lambda: _by_name(running, replies)))
     vectors = _vectors(running, replies)
     if job.base64:
         return await answer(running, await off_loop(running.service, False, lambda: _in_base64(vectors, job.dtype)))
     length, chunks = job.form.encode(vectors)
     headers = {"Content-Length": str(length)} if length is not None else {}
     if job.form.media_type == npy.MEDIA_TYPE:
-        headers[POSITIONS_HEADER] = npy.positions_line(vectors.positions())
+        line = npy.positions_line(vectors.positions())
+        headers |= {POSITIONS_HEADER: line} if len(line) <= MOST_POSITIONS else {}
     return Streamed(pieces(running.service, chunks, job.form.name), running, job.form.media_type, headers)
 
 
@@ -169,13 +185,16 @@ def _vectors(running: Running[HiddenJob], replies: list[Reply]) -> Vectors:
 def _facts(running: Running[HiddenJob], replies: list[Reply]) -> dict[str, Any]:
     """What goes with the rows: per-prompt lists, in order."""
     job, shown = running.job, [reply.summary() for reply in replies]
-    (read,) = running.batch.requests[0].reads
-    facts: dict[str, Any] = {
-        "model": running.service.model,
-        "mode": {"rows": "full", "first": "last"}.get(read.reduce, read.reduce),
-        "pooling": "mean" if read.reduce == "mean" else "none",
-        "reduce": read.reduce,
-        "layers": None if job.layers == (None,) else list(job.layers),
+    facts: dict[str, Any] = {"model": running.service.model}
+    if not job.reads:
+        (read,) = running.batch.requests[0].reads
+        facts |= {
+            "mode": {"rows": "full", "first": "last"}.get(read.reduce, read.reduce),
+            "pooling": "mean" if read.reduce == "mean" else "none",
+            "reduce": read.reduce,
+            "layers": None if job.layers == (None,) else list(job.layers),
+        }
+    facts |= {
         "prompt_tokens": [s["prompt_tokens"] for s in shown],
         "cached_tokens": [s["cached_tokens"] for s in shown],
     }
@@ -187,6 +206,24 @@ def _facts(running: Running[HiddenJob], replies: list[Reply]) -> dict[str, Any]:
     if job.echo_ids:
         facts["input_ids"] = [request.input_ids.tolist() for request in running.batch.requests]
     return facts
+
+
+def _by_name(running: Running[HiddenJob], replies: list[Reply]) -> dict[str, Any]:
+    """Several reads of each prompt, each with its positions."""
+    job = running.job
+    dtype = job.dtype or "float32"
+    show = show_base64(dtype) if job.base64 else show_float
+    data = []
+    for i, reply in enumerate(replies):
+        if not reply.reads:
+            raise RequestAborted("the request was aborted")
+        shown = {
+            name: {"positions": states.positions, "hidden_states": show(states)}
+            | ({} if states.token_ids is None else {"token_ids": states.token_ids})
+            for name, states in reply.reads.items()
+        }
+        data.append({"index": i, "reads": shown})
+    return {**_facts(running, replies), "object": "list", "dtype": dtype, "data": data}
 
 
 def _in_base64(vectors: Vectors, dtype: DType | None) -> dict[str, Any]:
