@@ -78,6 +78,7 @@ class TagRunner:
         self._tokens = np.full(shape, POISON, np.int64)
         self._rows = np.full((*shape, WIDTH), np.nan, np.float32)
         self._last: list[NDArray[np.float32]] = []
+        self._older: list[NDArray[np.float32]] = []
         self.plans: list[Plan] = []
         self.scripts: dict[str, Script] = {}
         self.drafts: Drafts | None = None
@@ -90,8 +91,11 @@ class TagRunner:
 
     def run(self, plan: Plan) -> StepResult:
         self.plans.append(plan)
-        for spent in self._last:
+        for spent in (
+            self._older if self.config.overlap else self._last
+        ):  # where steps overlap, the one before may still be judged
             spent.fill(np.nan)
+        self._older = self._last
         self._prepare(plan)
         self.before(plan)
         self._write(plan)

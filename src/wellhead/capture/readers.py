@@ -89,8 +89,8 @@ class Latest:
 
     def replace(self, at: Positions, rows: Kept) -> None:
         """Hold these rows and no others."""
-        self._at = at
-        self._rows = {layer: rows[layer].copy() for layer in self._rows}
+        self._at = [at]
+        self._rows = {layer: [rows[layer].copy()] for layer in self._rows}
 
     def settle(self, at: Positions) -> None:
         known = np.concatenate(self._at)
