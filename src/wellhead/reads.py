@@ -91,6 +91,14 @@ class Rows:
             back.append(max((-p for p in self.positions), default=0))
         return CaptureMode.LAST if min(back) <= LAST_ROWS else CaptureMode.FULL
 
+    def most(self, length: int) -> int:
+        """How many of ``length`` rows it can be, whatever the tokens are."""
+        start = 0 if self.start is None else self.start + length * (self.start < 0)
+        stop = length if self.stop is None else self.stop + length * (self.stop < 0)
+        window = range(max(0, start), max(0, min(stop, length)), self.step)
+        limits = (self.last, None if self.positions is None else len(self.positions))
+        return min([len(window), *(limit for limit in limits if limit is not None)])
+
     @property
     def by_token(self) -> bool:
         """Does a row's own token decide whether it is wanted?"""
@@ -370,6 +378,26 @@ def _word(value: str, param: str) -> tuple[Rows, bool, Spans]:
         )
     start, stop, step = (int(n) if n else None for n in match.groups())
     return _window(Part.ALL, {"start": start, "stop": stop, "step": step}, param), False, ()
+
+
+def plain_words(value: Any) -> Any:
+    """A caller's words as JSON has them, which knows no slices, tuples, ranges and ``Rows``. Raises ``InvalidRequest`` for
+    ``Rows`` with spans, for which there are no words."""
+    if isinstance(value, slice):
+        given = {"start": value.start, "stop": value.stop, "step": value.step}
+        return {name: number for name, number in given.items() if number is not None}
+    if not isinstance(value, Rows):
+        return list(value) if isinstance(value, (tuple, range)) else value
+    if value.spans is not None:
+        raise InvalidRequest("rows with spans cannot be written down; say chars", param="rows")
+    excluded = {"token_ids": list(value.exclude_token_ids), "positions": list(value.exclude_positions)}
+    said = {
+        "part": str(value.part), "start": value.start, "stop": value.stop, "step": value.step, "last": value.last,
+        "positions": None if value.positions is None else list(value.positions),
+        "token_ids": None if value.token_ids is None else list(value.token_ids),
+        "exclude": {name: numbers for name, numbers in excluded.items() if numbers} or None,
+    }  # fmt: skip
+    return {name: word for name, word in said.items() if word is not None}
 
 
 _KEYS = ("part", "start", "stop", "step", "positions", "token_ids", "chars", "last", "exclude")

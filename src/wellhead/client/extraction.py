@@ -17,7 +17,7 @@ from wellhead.encoding import safetensors
 from wellhead.errors import InternalError, InvalidRequest, WellheadError
 from wellhead.halving import Halving
 from wellhead.on_error import OnError, settled
-from wellhead.reads import parse_reduce, parse_rows
+from wellhead.reads import parse_reduce, parse_rows, plain_words
 from wellhead.reductions import FIRST, ROWS
 from wellhead.types import DTYPES, STORAGE, DType, HiddenStates
 
@@ -81,7 +81,7 @@ class Wanted:
             return Wanted({"mode": mode}, numbers, known, mode != "full")
         one = rows is not None and parse_rows(rows, "rows", ())[1]
         vector = parse_reduce(reduce, FIRST if one else ROWS, "reduce") != ROWS
-        said = {"rows": _as_json(rows), "reduce": reduce}
+        said = {"rows": plain_words(rows), "reduce": reduce}
         return Wanted({name: value for name, value in said.items() if value is not None}, numbers, known, vector)
 
     def call(self, inputs: list[Any]) -> Call:
@@ -90,13 +90,6 @@ class Wanted:
         if self.layers is not None:
             payload["layers"] = list(self.layers)
         return Call("POST", "/v1/hidden_states", payload, accept=safetensors.MEDIA_TYPE)
-
-
-def _as_json(rows: Any) -> Any:
-    if isinstance(rows, slice):
-        given = {"start": rows.start, "stop": rows.stop, "step": rows.step}
-        return {name: value for name, value in given.items() if value is not None}
-    return list(rows) if isinstance(rows, (tuple, range)) else rows
 
 
 def check_texts(texts: Any) -> Iterator[Any]:
