@@ -91,6 +91,14 @@ class Rows:
             back.append(max((-p for p in self.positions), default=0))
         return CaptureMode.LAST if min(back) <= LAST_ROWS else CaptureMode.FULL
 
+    def most(self, length: int) -> int:
+        """How many of ``length`` rows it can be, whatever the tokens are."""
+        start = 0 if self.start is None else self.start + length * (self.start < 0)
+        stop = length if self.stop is None else self.stop + length * (self.stop < 0)
+        window = range(max(0, start), max(0, min(stop, length)), self.step)
+        limits = (self.last, None if self.positions is None else len(self.positions))
+        return min([len(window), *(limit for limit in limits if limit is not None)])
+
     @property
     def by_token(self) -> bool:
         """Does a row's own token decide whether it is wanted?"""
@@ -361,7 +369,8 @@ def parse_rows(
 
 
 def as_json(value: Any) -> Any:
-    """A caller's words for rows in Python -> the same as JSON has them."""
+    """A caller's words for rows in Python -> the same as JSON has them. Raises ``InvalidRequest`` for ``Rows`` with spans, for
+    which there are no words."""
     if isinstance(value, slice):
         given = {"start": value.start, "stop": value.stop, "step": value.step}
         return {name: int(n) for name, n in given.items() if n is not None}
@@ -369,7 +378,22 @@ def as_json(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, Mapping):
         return {name: as_json(item) for name, item in value.items()}
+    if isinstance(value, Rows):
+        return _rows_as_json(value)
     return [as_json(item) for item in value] if isinstance(value, (list, tuple, range)) else value
+
+
+def _rows_as_json(rows: Rows) -> dict[str, Any]:
+    if rows.spans is not None:
+        raise InvalidRequest("rows with spans cannot be written down; say chars", param="rows")
+    excluded = {"token_ids": list(rows.exclude_token_ids), "positions": list(rows.exclude_positions)}
+    said = {
+        "part": str(rows.part), "start": rows.start, "stop": rows.stop, "step": rows.step, "last": rows.last,
+        "positions": None if rows.positions is None else list(rows.positions),
+        "token_ids": None if rows.token_ids is None else list(rows.token_ids),
+        "exclude": {name: numbers for name, numbers in excluded.items() if numbers} or None,
+    }  # fmt: skip
+    return {name: said_so for name, said_so in said.items() if said_so is not None}
 
 
 def _word(value: str, param: str) -> tuple[Rows, bool, Spans]:

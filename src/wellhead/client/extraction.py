@@ -131,8 +131,8 @@ def _cost(item: Any) -> tuple[int, int]:
     if not isinstance(item, str):
         return 0, 0
     plain = item.isascii() and item.isprintable()
-    as_json = len(item) + item.count("\\") + item.count('"') + 4 if plain else 12 * len(item) + 4
-    return as_json, len(item.encode("utf-8", "surrogatepass")) + 2
+    written = len(item) + item.count("\\") + item.count('"') + 4 if plain else 12 * len(item) + 4
+    return written, len(item.encode("utf-8", "surrogatepass")) + 2
 
 
 def part(items: list[Item], wish: Wanted, retry: Retry, rng: random.Random) -> Part:

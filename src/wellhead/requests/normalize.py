@@ -23,6 +23,7 @@ from wellhead.errors import (
     InvalidRequest,
     NoLMHead,
     PromptTooLong,
+    RowOutOfRange,
     TokenOutOfRange,
     UnsupportedField,
 )
@@ -380,7 +381,7 @@ def _in_tokens(
         raise InvalidRequest("chars are of a prompt's text, and this prompt came as token ids", param="hidden_states_rows")
     text = text if single else text[i]
     if chars[-1][1] > len(text) or any(stop > len(text) for _, stop in chars):
-        raise InvalidRequest(f"chars: the prompt's text has {len(text)} characters", param="hidden_states_rows")
+        raise RowOutOfRange(f"chars: the prompt's text has {len(text)} characters", param="hidden_states_rows")
     offsets = np.array(spans(text), np.int64).reshape(-1, 2)
     if len(offsets) != len(prompt):
         raise InternalError(f"{len(offsets)} offsets for {len(prompt)} tokens")
