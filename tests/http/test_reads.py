@@ -380,9 +380,12 @@ def test_a_row_that_an_answer_did_not_come_to(server: LiveServer) -> None:
     assert bad["error"]["code"] == "row_out_of_range" and bad["meta_info"]["finish_reason"]["type"] == "abort"
     assert good["meta_info"]["hidden_states_positions"] == [9]
     assert server.refused("/generate", text="abc", sampling_params=stop, stream=True, **rows)["code"] == "row_out_of_range"
-    late = {**params, "stop_token_ids": [free["output_ids"][4]], "min_new_tokens": 3}
-    events = server.events("/generate", text="abc", sampling_params=late, **rows)
-    assert len(events) > 2 and events[-1]["error"]["code"] == "row_out_of_range"
+    params = {**params, "max_new_tokens": 200}  # so many that not all of them can come in one event
+    ids = server.ok("/generate", text="abc", sampling_params=params)["output_ids"]
+    end = next(i for i, token in enumerate(ids) if i >= 40 and token not in ids[:i])
+    late = {**params, "stop_token_ids": [ids[end]]}
+    events = server.events("/generate", text="abc", sampling_params=late, hidden_states_rows=[4 + end + 1])
+    assert len(events) > 1 and events[-1]["error"]["code"] == "row_out_of_range"
     chat = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
     assert (
         server.ok("/v1/chat/completions", **chat, hidden_states_rows={"part": "output", "start": 7})["choices"][0][
