@@ -96,9 +96,9 @@ class Rows:
         """Does a row's own token decide whether it is wanted?"""
         return self.token_ids is not None or bool(self.exclude_token_ids)
 
-    def of(self, prompt: NDArray[np.int32], max_new_tokens: int) -> Selection:
-        """What this wish means for a prompt. Raises ``InvalidRequest`` for positions that cannot exist."""
-        return Selection(self, prompt, max_new_tokens)
+    def of(self, prompt: NDArray[np.int32], max_new_tokens: int, param: str = "hidden_states_rows") -> Selection:
+        """What this wish means for a prompt. ``param``: the field that says it. Raises ``RowOutOfRange``: no such position."""
+        return Selection(self, prompt, max_new_tokens, param)
 
 
 ALL = Rows()
@@ -115,8 +115,9 @@ class Selection:
     come from the prefix cache even where no rows are kept. ``bound``: how many rows it can be at most.
     """
 
-    def __init__(self, rows: Rows, prompt: NDArray[np.int32], max_new_tokens: int) -> None:
+    def __init__(self, rows: Rows, prompt: NDArray[np.int32], max_new_tokens: int, param: str) -> None:
         self.rows = rows
+        self._param = param
         self._prompt_length = len(prompt)
         #: Rows before which the reply cannot end, and those behind which it cannot go on.
         most = len(prompt) + max(0, max_new_tokens - 1)
@@ -159,7 +160,7 @@ class Selection:
 
     def _absent(self, p: int, why: str) -> RowOutOfRange:
         part = "" if self.rows.part is Part.ALL else f" of the {self.rows.part}"
-        return RowOutOfRange(f"row {p}{part} does not exist: {why}", param="hidden_states_rows")
+        return RowOutOfRange(f"row {p}{part} does not exist: {why}", param=self._param)
 
     def _bound(self, most: int) -> int:
         rows = self.rows
@@ -308,6 +309,11 @@ class Read:
     @property
     def cost(self) -> CaptureMode:
         return self.rows.cost
+
+    @property
+    def field(self) -> str:
+        """The field that says which rows, for errors."""
+        return "reads" if self.name else "hidden_states_rows"
 
     @property
     def vector(self) -> bool:

@@ -290,6 +290,6 @@ def make_readers(request: Request, dtype: DType, width: int) -> tuple[Reader, ..
     """The readers that a request asks for. ``width``: of the rows of every layer."""
     made = []
     for read in request.reads:
-        selection = read.rows.of(request.input_ids, request.sampling.max_new_tokens)
+        selection = read.rows.of(request.input_ids, request.sampling.max_new_tokens, read.field)
         made.append(Reader(read, selection, dtype, dict.fromkeys(read.layers, width), request.prompt_tokens))
     return tuple(made)

@@ -24,11 +24,17 @@ from wellhead.frontends.native import Reply
 from wellhead.on_error import OnError
 from wellhead.requests.normalize import Batch, normalize, reads_of
 from wellhead.requests.tokenizer import Tokenizer
+from wellhead.requests.words import speaking
 from wellhead.types import DTYPES, DType, HiddenStates, Output, Read, Request
 
 ExtractMode = Literal["last", "full", "mean"]
 Extracted = tuple[int, HiddenStates | Mapping[str, HiddenStates] | WellheadError]
 
+#: What ``extract`` calls the fields that its arguments become.
+EXTRACT_WORDS = {
+    "return_hidden_states": "mode", "hidden_states_pooling": "mode", "hidden_states_rows": "rows",
+    "hidden_states_reduce": "reduce", "hidden_states_layers": "layers",
+}  # fmt: skip
 #: Texts that are tokenised and submitted at once, and requests that may be in flight, in bulk extraction.
 BULK_BATCH = 128
 BULK_IN_FLIGHT = 512
@@ -302,7 +308,8 @@ class Engine:
         """
         wish = {"rows": rows, "reduce": reduce, "layers": layers, "reads": reads}
         fields = self._extract_fields(mode, **wish)
-        reads_of(fields, self._assembled.limits)
+        with speaking(EXTRACT_WORDS):
+            reads_of(fields, self._assembled.limits)
         if isinstance(texts, (str, bytes)):
             raise InvalidRequest("texts must be a list of texts, not one text", param="texts")
         total = len(texts) if isinstance(texts, Sized) else None
@@ -330,7 +337,8 @@ class Engine:
             kind = "text" if isinstance(part[0], str) else "input_ids"
             if not all(isinstance(text, (str, list, tuple, np.ndarray)) for text in part):
                 raise InvalidRequest("each text must be a string or a list of token ids", param=kind)
-            return self.normalize({kind: part, **fields}).requests
+            with speaking(EXTRACT_WORDS):
+                return self.normalize({kind: part, **fields}).requests
 
         most = self._assembled.config.max_queued
         size, in_flight = min(BULK_BATCH, most), min(BULK_IN_FLIGHT, most)
@@ -356,4 +364,4 @@ def as_dtype(states: HiddenStates, layer: int | str | None, dtype: DType) -> Any
 
 
 def _no_tokenizer(texts: list[str]) -> list[list[int]]:
-    raise InvalidRequest("this engine has no tokenizer; send input_ids", param="text")
+    raise InvalidRequest("this engine has no tokenizer; send token ids", param="text")

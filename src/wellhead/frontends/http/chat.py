@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -56,7 +56,15 @@ def translate(service: Service, payload: Payload) -> Wish[ChatJob]:
     if logprobs is not None:
         native |= {"return_logprob": True, "top_logprobs_num": logprobs}
     job = ChatJob(flag(payload, "stream"), wants_usage(payload), logprobs, show, f"chatcmpl-{uuid.uuid4().hex}", int(time.time()))
-    return Wish({**native, "input_ids": ids}, job, called("chat"))
+    return Wish({**native, "input_ids": ids}, job, _called(payload))
+
+
+def _called(payload: Payload) -> Mapping[str, str]:
+    """The engine's names of fields -> those that this caller used: one of them has two here."""
+    names = called("chat")
+    if "max_completion_tokens" not in payload:
+        return names
+    return {engines: "max_completion_tokens" if name == "max_tokens" else name for engines, name in names.items()}
 
 
 def max_tokens(service: Service, payload: Payload, prompt: int) -> int:

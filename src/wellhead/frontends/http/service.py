@@ -19,11 +19,12 @@ from wellhead.core.engine import Core
 from wellhead.core.job import Job
 from wellhead.errors import BodyTooLarge, BodyTooSlow, EngineClosed, InvalidRequest, ModelNotFound, WellheadError
 from wellhead.frontends.http.options import ServerOptions
-from wellhead.frontends.http.payload import Payload, check_count, check_limits, in_callers_words, parse, with_timeout
+from wellhead.frontends.http.payload import Payload, check_count, check_limits, parse, with_timeout
 from wellhead.frontends.native import Reply
 from wellhead.metrics.http import HttpMetrics
 from wellhead.requests.normalize import Batch
 from wellhead.requests.tokenizer import Tokenizer
+from wellhead.requests.words import renamed, speaking
 from wellhead.types import Output
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ class Running(Generic[J]):
         self.service = service
         self._sent = Job(service.engine.loop, service.courier)
         self.batch = Batch((), True, 0)
+        self._called: Mapping[str, str] = {}
         self._watch = asyncio.ensure_future(_until_gone(http))
         self._watch.add_done_callback(self._gone)
 
@@ -154,20 +156,25 @@ class Running(Generic[J]):
         """Body -> requests -> the engine. Raises ``InvalidRequest`` before anything runs."""
         service = self.service
         wish = translate(service, parse(body))
-        try:
+        with speaking(wish.called):
             check_count(wish.payload, service.options)
             batch = service.engine.normalize(with_timeout(wish.payload, service.options.request_timeout))
             check_limits(wish.payload, batch, service.options)
-        except WellheadError as error:
-            raise in_callers_words(error, wish.called) from None
-        self.job, self.batch = wish.job, batch
+        self.job, self.batch, self._called = wish.job, batch, wish.called
         self._sent.submit(batch.requests)
 
     # --- the event loop -------------------------------------------------------------------------------------------
 
     async def take(self) -> list[Output]:
         """Outputs that have come, at least one. Raises ``ClientGone``, ``Overloaded``, ``EngineClosed``."""
-        return await self._sent.atake()
+        try:
+            outputs = await self._sent.atake()
+        except WellheadError as error:  # of the door, or found out by the engine: a stop pattern that cannot be
+            raise renamed(error, self._called) from None
+        for output in outputs:
+            if output.error is not None:
+                renamed(output.error, self._called)
+        return outputs
 
     @property
     def open(self) -> int:
