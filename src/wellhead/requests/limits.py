@@ -17,7 +17,3 @@ class Limits:
     has_tokenizer: bool
     special_ids: frozenset[int] = frozenset()
     has_head: bool = True
-
-    @property
-    def pool_tokens(self) -> int:
-        return self.config.max_total_tokens

@@ -221,10 +221,10 @@ def _check_length(ids: NDArray[np.int32], params: SamplingParams, limits: Limits
             param="max_new_tokens" if prompt < limits.config.context_length else came_as,
         )
     rows = prompt + max(0, new - 1)
-    if rows > limits.pool_tokens:
+    if rows > limits.config.max_total_tokens:
         raise PromptTooLong(
             f"prompt{where} has {prompt} tokens, with {word('max_new_tokens')} {new} it needs {rows} slots; the KV pool has "
-            f"{limits.pool_tokens} (max_total_tokens)",
+            f"{limits.config.max_total_tokens} (max_total_tokens)",
             param=came_as,
         )
 
