@@ -33,7 +33,7 @@ IN_FLIGHT = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """What one request may hold: texts, bytes of JSON, and tokens (``None``: any number)."""
 
     texts: int
@@ -42,13 +42,13 @@ class Limits:
     hidden_size: int
 
     @staticmethod
-    def of(info: Payload) -> Limits:
+    def of(info: Payload) -> ServerLimits:
         """From a reply of ``/server_info``; what it does not say is not a limit."""
         try:
             said, width = info.get("limits") or {}, int(info["hidden_size"])
             texts, size = int(said.get("max_batch_size") or BATCH_TEXTS), int(said.get("max_body_bytes") or BATCH_BYTES)
             tokens = said.get("max_request_tokens")
-            return Limits(min(texts, BATCH_TEXTS), min(size, BATCH_BYTES), None if tokens is None else int(tokens), width)
+            return ServerLimits(min(texts, BATCH_TEXTS), min(size, BATCH_BYTES), None if tokens is None else int(tokens), width)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InternalError(f"/server_info makes no sense: {error!r}") from error
 
@@ -99,7 +99,7 @@ def check_texts(texts: Any) -> Iterator[Any]:
     return iter(texts)
 
 
-def batches(texts: Iterable[Any], limits: Limits) -> Iterator[list[Item]]:
+def batches(texts: Iterable[Any], limits: ServerLimits) -> Iterator[list[Item]]:
     """``(index, text)`` in lists that fit one request each; strings and lists of token ids are never mixed."""
     held: list[Item] = []
     size = tokens = 0

@@ -133,7 +133,7 @@ def assemble(options: EngineConfig) -> Assembled:
             draft = draft_files.load(decoder, ops, positions) if draft_files is not None else None
         clock.lap("weights")
         config = _resolve(options, [model.spec, *([draft.spec] if draft is not None else [])], dtype, device, free)
-        target = EagerRunner(model, config, frozenset(draft.reads) if draft is not None else frozenset())
+        target = EagerRunner(model, config, frozenset(draft.draws_on) if draft is not None else frozenset())
         runner: Runner = SpeculativeRunner(target, draft, config) if draft is not None else target
         texts = TextStreams(tokenizer) if tokenizer is not None else None
         core = Core(config, runner, spec.hidden_size, spec.eos_token_ids, texts)

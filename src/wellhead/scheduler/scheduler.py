@@ -145,7 +145,7 @@ class Scheduler:
         self._number += 1
         rows = self._decodes()
         budget = self._config.chunk
-        for seq in sorted((s for s in self.running.values() if self._standing(s).reads(s)), key=lambda s: s.order):
+        for seq in sorted((s for s in self.running.values() if self._standing(s).has_more(s)), key=lambda s: s.order):
             if budget > 0:
                 rows.append(self._chunk(seq, budget))
                 budget -= len(rows[-1].tokens)

@@ -29,7 +29,7 @@ POSITIONS_HEADER, MOST_POSITIONS = "X-Hidden-States-Positions", 4096
 
 
 @dataclass(frozen=True, slots=True)
-class HiddenJob:
+class HiddenMemo:
     """What the answer must look like. ``dtype``: ``None`` for the rows' own. ``reads``: several, by name."""
 
     form: Format
@@ -42,10 +42,10 @@ class HiddenJob:
     echo_ids: bool
 
 
-def translator(form: Format) -> Callable[[Service, Payload], Wish[HiddenJob]]:
+def translator(form: Format) -> Callable[[Service, Payload], Wish[HiddenMemo]]:
     """The fields of a request -> the engine's, for an answer in this format."""
 
-    def translate(service: Service, payload: Payload) -> Wish[HiddenJob]:
+    def translate(service: Service, payload: Payload) -> Wish[HiddenMemo]:
         check_names(payload, "hidden_states")
         service.check_model(payload.get("model"))
         native, vector = _wish(payload)
@@ -62,13 +62,13 @@ def translator(form: Format) -> Callable[[Service, Payload], Wish[HiddenJob]]:
             **handed_over(payload, "hidden_states"),
         }
         layers = payload.get("layers")
-        job = HiddenJob(
+        memo = HiddenMemo(
             form=form, vector=vector, reads=payload.get("reads") is not None, dtype=_dtype(payload, form),
             base64=_base64(payload, form),
             layers=tuple(layers) if isinstance(layers, list) else (None,), generates=bool(new),
             echo_ids=flag(payload, "return_input_ids", False),
         )  # fmt: skip
-        return Wish(native, job, called("hidden_states"))
+        return Wish(native, memo, called("hidden_states"))
 
     return translate
 
@@ -153,24 +153,24 @@ async def hidden_states(service: Service, http: HttpRequest) -> Response:
     return await owned(await service.start(http, translator(form)), _answer)
 
 
-async def _answer(running: Running[HiddenJob]) -> Response:
-    job = running.job
+async def _answer(running: Running[HiddenMemo]) -> Response:
+    memo = running.memo
     replies = await running.all_well()
-    if job.reads:
+    if memo.reads:
         return await answer(running, await off_loop(running.service, False, lambda: _by_name(running, replies)))
     vectors = _vectors(running, replies)
-    if job.base64:
-        return await answer(running, await off_loop(running.service, False, lambda: _in_base64(vectors, job.dtype)))
-    length, chunks = job.form.encode(vectors)
+    if memo.base64:
+        return await answer(running, await off_loop(running.service, False, lambda: _in_base64(vectors, memo.dtype)))
+    length, chunks = memo.form.encode(vectors)
     headers = {"Content-Length": str(length)} if length is not None else {}
-    if job.form.media_type == npy.MEDIA_TYPE:
+    if memo.form.media_type == npy.MEDIA_TYPE:
         line = npy.positions_line(vectors.positions())
         headers |= {POSITIONS_HEADER: line} if len(line) <= MOST_POSITIONS else {}
-    return Streamed(pieces(running.service, chunks, job.form.name), running, job.form.media_type, headers)
+    return Streamed(pieces(running.service, chunks, memo.form.name), running, memo.form.media_type, headers)
 
 
-def _vectors(running: Running[HiddenJob], replies: list[Reply]) -> Vectors:
-    job = running.job
+def _vectors(running: Running[HiddenMemo], replies: list[Reply]) -> Vectors:
+    memo = running.memo
     states = []
     for reply in replies:
         if reply.hidden_states is None:
@@ -178,41 +178,41 @@ def _vectors(running: Running[HiddenJob], replies: list[Reply]) -> Vectors:
         states.append(reply.hidden_states)
     if not states:
         raise InternalError("a batch of no requests")
-    full = not job.vector
-    return Vectors(tuple(states), job.layers, job.dtype or states[0].dtype, full, _facts(running, replies))
+    full = not memo.vector
+    return Vectors(tuple(states), memo.layers, memo.dtype or states[0].dtype, full, _facts(running, replies))
 
 
-def _facts(running: Running[HiddenJob], replies: list[Reply]) -> dict[str, Any]:
+def _facts(running: Running[HiddenMemo], replies: list[Reply]) -> dict[str, Any]:
     """What goes with the rows: per-prompt lists, in order."""
-    job, shown = running.job, [reply.summary() for reply in replies]
+    memo, shown = running.memo, [reply.summary() for reply in replies]
     facts: dict[str, Any] = {"model": running.service.model}
-    if not job.reads:
+    if not memo.reads:
         (read,) = running.batch.requests[0].reads
         facts |= {
             "mode": {"rows": "full", "first": "last"}.get(read.reduce, read.reduce),
             "pooling": "mean" if read.reduce == "mean" else "none",
             "reduce": read.reduce,
-            "layers": None if job.layers == (None,) else list(job.layers),
+            "layers": None if memo.layers == (None,) else list(memo.layers),
         }
     facts |= {
         "prompt_tokens": [s["prompt_tokens"] for s in shown],
         "cached_tokens": [s["cached_tokens"] for s in shown],
     }
-    if job.generates:
+    if memo.generates:
         facts["completion_tokens"] = [s["completion_tokens"] for s in shown]
         facts["output_ids"] = [reply.output_ids for reply in replies]
         facts["text"] = [reply.text for reply in replies]
         facts["finish_reason"] = [s["finish_reason"] for s in shown]
-    if job.echo_ids:
+    if memo.echo_ids:
         facts["input_ids"] = [request.input_ids.tolist() for request in running.batch.requests]
     return facts
 
 
-def _by_name(running: Running[HiddenJob], replies: list[Reply]) -> dict[str, Any]:
+def _by_name(running: Running[HiddenMemo], replies: list[Reply]) -> dict[str, Any]:
     """Several reads of each prompt, each with its positions."""
-    job = running.job
-    dtype = job.dtype or "float32"
-    show = show_base64(dtype) if job.base64 else show_float
+    memo = running.memo
+    dtype = memo.dtype or "float32"
+    show = show_base64(dtype) if memo.base64 else show_float
     data = []
     for i, reply in enumerate(replies):
         if not reply.reads:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from wellhead.frontends.engine import Engine
 
 T = TypeVar("T")
-J = TypeVar("J")
+M = TypeVar("M")
 
 WORKERS = 4
 #: Names that mean "the model that is served" whatever it is called.
@@ -39,14 +39,14 @@ ANY_MODEL = ("default",)
 
 
 @dataclass(frozen=True, slots=True)
-class Wish(Generic[J]):
-    """A request in the engine's words (``payload``), and what its route must remember (``job``).
+class Wish(Generic[M]):
+    """A request in the engine's words (``payload``), and what its route must remember (``memo``).
 
     ``called``: the engine's names of fields -> the caller's, for errors.
     """
 
     payload: Payload
-    job: J
+    memo: M
     called: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -118,12 +118,12 @@ class Service:
             raise BodyTooSlow("the body did not arrive in time") from None
         return b"".join(parts)
 
-    async def start(self, http: HttpRequest, translate: Callable[[Service, Payload], Wish[J]]) -> Running[J]:
+    async def start(self, http: HttpRequest, translate: Callable[[Service, Payload], Wish[M]]) -> Running[M]:
         """Read, translate, tokenise and submit a request. From here on a client that goes away is noticed."""
         if self.draining:
             raise EngineClosed("the server is shutting down")
         body = await self.body(http)
-        running: Running[J] = Running(self, http)
+        running: Running[M] = Running(self, http)
         try:
             await self.prepare(running.submit, body, translate)
         except BaseException:
@@ -137,10 +137,10 @@ class Service:
         self.encoding.shutdown(wait=False, cancel_futures=True)
 
 
-class Running(Generic[J]):
+class Running(Generic[M]):
     """One HTTP request in the engine. ``close`` it, whatever happens: that aborts what still runs."""
 
-    job: J
+    memo: M
 
     def __init__(self, service: Service, http: HttpRequest) -> None:
         self.service = service
@@ -152,7 +152,7 @@ class Running(Generic[J]):
 
     # --- a worker's thread ----------------------------------------------------------------------------------------
 
-    def submit(self, body: bytes, translate: Callable[[Service, Payload], Wish[J]]) -> None:
+    def submit(self, body: bytes, translate: Callable[[Service, Payload], Wish[M]]) -> None:
         """Body -> requests -> the engine. Raises ``InvalidRequest`` before anything runs."""
         service = self.service
         wish = translate(service, parse(body))
@@ -160,7 +160,7 @@ class Running(Generic[J]):
             check_count(wish.payload, service.options)
             batch = service.engine.normalize(with_timeout(wish.payload, service.options.request_timeout))
             check_limits(wish.payload, batch, service.options)
-        self.job, self.batch, self._called = wish.job, batch, wish.called
+        self.memo, self.batch, self._called = wish.memo, batch, wish.called
         self._sent.submit(batch.requests)
 
     # --- the event loop -------------------------------------------------------------------------------------------
