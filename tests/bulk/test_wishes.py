@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -295,3 +297,15 @@ def test_a_wish_weighs_no_more_rows_than_it_can_have(model: Path) -> None:
     assert [most(), most("--mode", "mean"), most("--mode", "full"), most("--rows", "all", "--reduce", "sum")] == [0, 0, 100, 0]
     assert [most("--rows", w) for w in ("-8:", "0,5,17", "10:40:3", '{"token_ids": [1]}')] == [8, 3, 10, 100]
     assert [most("--rows", w) for w in ('{"last": 8}', "200:", ":-98", '{"last": 8, "stop": 3}')] == [8, 0, 2, 3]
+
+
+def test_the_bound_of_rows_holds_for_any_prompt() -> None:
+    rng = random.Random(7)
+    for _ in range(3000):
+        some = {"start": rng.randint(-9, 9), "stop": rng.randint(-9, 9), "step": rng.randint(1, 4), "last": rng.randint(1, 9)}
+        words = {key: value for key, value in some.items() if rng.random() < 0.6}
+        length = rng.randint(1, 12)
+        rows, prompt = Wish.of(None, words, None, None, False).rows, np.zeros(length, np.int32)
+        assert rows.most(length) == rows.of(prompt, 0).bound, (words, length)
+        some_ids = dataclasses.replace(rows, token_ids=(0,), exclude_positions=(0,))
+        assert rows.most(length) >= some_ids.of(prompt, 0).bound

@@ -153,14 +153,13 @@ class Check:
 
     def _compare_row(self, done: Done, schema: Any, stored: Any, exact: bool) -> None:
         from wellhead.frontends.bulk.output.schema import positions_of, tokens_of
-        from wellhead.frontends.bulk.output.schema import stored as as_stored
 
         row = done.item.row.number
         if done.error is not None:
             self.faults.append(f"row {row} has a vector, but now: {done.error.message}")
             return
         for column in schema.vectors:
-            new = as_stored(done.states[column.template], column.layer, schema.dtype)
+            new = done.states[column.template].stored(column.layer, schema.dtype)
             if not _alike(new, stored.vector(row, column.name), schema.dtype, exact):
                 self.faults.append(f"row {row}: {column.name} comes out otherwise now")
         if stored.labelled:

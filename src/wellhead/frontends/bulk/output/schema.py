@@ -157,7 +157,7 @@ class Group:
                 labels.append(tuple(made(states) for states in done.states))
                 self.bytes += sum(label.nbytes for label in labels[-1])
         for column in schema.vectors:
-            rows = stored(done.states[column.template], column.layer, schema.dtype)
+            rows = done.states[column.template].stored(column.layer, schema.dtype)
             self.vectors.setdefault(column.name, []).append(rows)
             self.bytes += rows.nbytes
         self.bytes += len(row.id) + row.carried.size
@@ -192,14 +192,8 @@ class Group:
         return [len(rows) for rows in self.vectors.get(column.name, [])]
 
 
-def stored(states: HiddenStates, layer: int | str | None, dtype: DType) -> NDArray[Any]:
-    """One layer in the storage of ``dtype``."""
-    rows = states.stored(layer, dtype)
-    return no_vector(len(rows), dtype) if rows.ndim == 1 and not len(states.positions) else rows
-
-
 def no_vector(width: int, dtype: DType) -> NDArray[Any]:
-    """What is made of no rows: NaN, and the same bits of it wherever that was computed."""
+    """What an engine makes of no rows, which Parquet keeps as null: NaN."""
     return narrow(np.full(width, np.nan, np.float32), dtype)
 
 
