@@ -91,9 +91,11 @@ class Client:
     ) -> Any:
         """Hidden states of texts (or of token id lists), as ``Engine.extract`` gives them.
 
-        ``"last"`` and ``"mean"`` -> array ``[n, H]``; ``"full"`` -> a list of arrays ``[tokens_i, H]``. ``layers``: a dict
-        from each layer number to such a result. ``dtype``: how rows travel and come; ``bfloat16``, which numpy lacks, as
-        its 16 bits in uint16 (``wellhead.types.widen`` makes float32 of it).
+        ``"last"`` and ``"mean"`` -> array ``[n, H]``; ``"full"`` -> a list of arrays ``[tokens_i, H]``. In place of ``mode``:
+        ``rows``, in any words of docs/hidden-states.md -> ``[n, H]`` if one row is meant, else a list of arrays ``[k_i, H]``;
+        ``reduce``, what becomes of them (of all rows, if none are named) -> ``[n, H]``. ``layers``: a dict from each layer to
+        such a result. ``dtype``: how rows travel and come; ``bfloat16``, which numpy lacks, as its 16 bits in uint16
+        (``wellhead.types.widen`` makes float32 of it).
 
         ``on_error``, for a text that cannot be served: ``"raise"`` its error, with its ``index``; ``"skip"`` it, and give
         ``(result, indices)``, int64 ``[k]``: the texts whose rows these are; ``"return"``: a list of ``[H]`` or
