@@ -26,9 +26,10 @@ def head(kind: str = "linear", name: str = "", **fields: Any) -> Head:
     return make(kind, width=W * len(fields.get("layers", (2,))), name=name or kind, **{"layers": (2,), **fields})
 
 
-def margins(name: str = "m", **fields: Any) -> Head:
+def margins(name: str = "m", seed: int = 0, **fields: Any) -> Head:
     """One whose scores are all different, so that a threshold can be put between any two."""
-    return head("linear", name, activation="identity", **fields)
+    weight = np.random.default_rng(seed).normal(size=(3, W))
+    return head("linear", name, activation="identity", tensors={"weight": weight}, **fields)
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_the_engine_scores_exactly_what_the_head_makes_of_extracted_rows(
         for i in range(len(TEXTS)):
             rows = np.concatenate([np.atleast_2d(reads[layer][i]) for layer in one.layers], axis=1)
             scores = one.scores(rows)
-            if len(rows) > 1:
+            if one.reduce == "rows" and one.rows != "last":  # several rows are meant, however many there are
                 total = one.accumulator()
                 total.update(one.features(rows))
                 scores = np.asarray(total.value())[None]
@@ -91,9 +92,8 @@ def test_rows_of_an_answer_are_scored_one_by_one_and_together(
 ) -> None:
     heads = [head("linear"), head("attention"), head("linear", "ema", aggregate={"kind": "ema", "a": 0.25})]
     wh = engine(capture_layers=[2], heads=files(*heads))
-    reply = wh.generate(
-        input_ids=IDS, sampling_params=GREEDY, heads=[h.name for h in heads], return_hidden_states={"rows": "all"}
-    )
+    names = [h.name for h in heads]
+    reply = wh.generate(input_ids=IDS, sampling_params=GREEDY, heads=names, return_hidden_states={"rows": "all"})
     rows = reply["meta_info"]["hidden_states"]
     assert len(rows) == len(IDS) + 11
     for one in heads:
@@ -119,7 +119,7 @@ MACHINES: dict[str, dict[str, Any]] = {
     "overlap": {"disable_overlap_schedule": False},
     "graphs": {"enable_torch_compile": True, "cuda_graph_max_bs": 2, "return_hidden_states_mode": "off"},
 }
-COMPANY = [[7, 8, 9], IDS[:6], IDS[:9] + [99, 98], [40] * 20]
+COMPANY = [[7, 8, 9], IDS[:6], [*IDS[:9], 99, 98], [40] * 20]
 
 
 @pytest.mark.parametrize("machine", [*MACHINES, "NGRAM", "SELF"])
@@ -200,9 +200,11 @@ def test_a_stream_has_each_score_once_beside_its_token(
 # --- stops --------------------------------------------------------------------------------------------------------
 
 
-def record(scores: Any, least: int) -> int:
-    """The index, ``least`` or later, of a score above all before it."""
-    return next(i for i in range(least, len(scores)) if i == 0 or scores[i] > max(scores[:i]))
+def record(scores: Any, least: int) -> tuple[int, str, float]:
+    """Index, label and value of a score above all before it in its column, the first that comes so late."""
+    found = ((i, c) for i in range(least, len(scores)) for c in range(3) if not i or scores[i, c] > scores[:i, c].max())
+    i, column = next(found)
+    return i, "abc"[column], float(scores[i, column])
 
 
 @pytest.mark.parametrize("machine", ["plain", "overlap", "NGRAM", "SELF", "scarce pages", "off"])
@@ -217,23 +219,22 @@ def test_a_verdict_ends_the_answer_before_the_condemned_token(
     ask = {"input_ids": IDS, "sampling_params": params, "heads": {"m": {"on": "output"}}, "return_logprob": True}
     (plain,) = wh.run([ask])
     whole = plain.to_dict()
-    column = said(plain, "m")["tokens"]["scores"][:, 1]
-    for least in (0, 1, 5):
-        i = record(column, least)
-        stop = {"head": "m", "label": "b", "threshold": float(column[i]), "hold": hold}
-        replies = wh.run(
-            [{**ask, "stop_on": stop, "stream": stream}, *({"input_ids": ids, "sampling_params": params} for ids in COMPANY)]
-        )
+    scores = said(plain, "m")["tokens"]["scores"]
+    crowd = [{"input_ids": ids, "sampling_params": params} for ids in COMPANY]
+    for least in (0, 1, 4):
+        i, label, value = record(scores, least)
+        stop = {"head": "m", "label": label, "threshold": value, "hold": hold}
+        replies = wh.run([{**ask, "stop_on": stop, "stream": stream}, *crowd])
         got, kept = replies[0].to_dict(), i if hold else i + 1
         assert got["output_ids"] == whole["output_ids"][:kept]
         assert got["meta_info"]["finish_reason"] == {
-            "type": "head", "head": "m", "label": "b", "score": float(column[i]), "position": len(IDS) + i,
+            "type": "head", "head": "m", "label": label, "score": float(str(np.float32(value))), "position": len(IDS) + i,
         }  # fmt: skip
         assert got["text"] == wh.made.tokenizer.decode(whole["output_ids"][:kept])
         assert got["meta_info"]["completion_tokens"] == kept
         assert len(got["meta_info"]["output_token_logprobs"]) == kept
         if not stream:  # a stream's last event has its new rows alone
-            np.testing.assert_array_equal(said(got, "m")["tokens"]["scores"][:, 1], column[: i + 1])
+            np.testing.assert_array_equal(said(got, "m")["tokens"]["scores"], scores[: i + 1])
 
 
 @pytest.mark.parametrize("hold", [1, 0])
@@ -244,10 +245,9 @@ def test_rows_of_an_answer_that_a_head_ended_are_those_of_its_tokens(
     wh = engine(heads=files(margins(layers=(3,))), speculative_algorithm="NGRAM", speculative_ngram_min_match_window_size=1)
     ask = {"input_ids": IDS, "sampling_params": GREEDY, "heads": {"m": {"on": "output"}}}
     whole = wh.generate(**ask)
-    column = said(whole, "m")["tokens"]["scores"][:, 2]
-    i = record(column, 3)
+    i, label, value = record(said(whole, "m")["tokens"]["scores"], 2)
     kept = i if hold else i + 1
-    stop = {"head": "m", "label": "c", "threshold": float(column[i]), "hold": hold}
+    stop = {"head": "m", "label": label, "threshold": value, "hold": hold}
     got = wh.generate(**ask, stop_on=stop, return_hidden_states=read)
     ids = [*IDS, *whole["output_ids"][:kept]]
     rows = {"rows": {"start": len(IDS)}, "reduce": "mean"} if read.get("reduce") else read
@@ -285,9 +285,9 @@ def test_a_stop_string_or_the_last_token_comes_before_its_own_verdict(
     wh = direct(heads=files(margins()))
     ask = {"input_ids": IDS, "sampling_params": GREEDY, "heads": {"m": {"on": "output"}}}
     (plain,) = wh.run([ask])
-    column, ids = said(plain, "m")["tokens"]["scores"][:, 0], plain.output_ids
-    i = record(column, 2)
-    stop = {"head": "m", "label": "a", "threshold": float(column[i])}
+    ids = plain.output_ids
+    i, label, value = record(said(plain, "m")["tokens"]["scores"], 2)
+    stop = {"head": "m", "label": label, "threshold": value}
     for cut, kind in ((i + 1, "length"), (i + 2, "head")):  # the token at i is judged only when the next is drawn
         (reply,) = wh.run([{**ask, "sampling_params": {**GREEDY, "max_new_tokens": cut}, "stop_on": stop}])
         assert reply.to_dict()["meta_info"]["finish_reason"]["type"] == kind
@@ -306,9 +306,8 @@ def test_a_stop_on_the_aggregate(direct: Callable[..., Direct], files: Callable[
     ask = {"input_ids": IDS, "sampling_params": GREEDY, "heads": {"m": {"on": "output"}}}
     (plain,) = wh.run([ask])
     rows = said(plain, "m")["tokens"]["scores"]
-    after = one.accumulator().update(rows)[:, 1]
-    i = record(after, 4)
-    stop = {"head": "m", "label": "b", "threshold": float(after[i]), "on": "aggregate"}
+    i, label, value = record(one.accumulator().update(rows), 2)
+    stop = {"head": "m", "label": label, "threshold": value, "on": "aggregate"}
     (reply,) = wh.run([{**ask, "stop_on": stop}])
     assert reply.output_ids == plain.output_ids[:i]
     np.testing.assert_array_equal(said(reply, "m")["aggregate"]["scores"], one.accumulator().update(rows[: i + 1])[-1])
@@ -394,7 +393,7 @@ def test_a_head_made_on_this_model_is_taken_and_another_only_by_force(
 
 
 def test_a_head_is_replaced_while_a_request_uses_it(direct: Callable[..., Direct], files: Callable[..., list[str]]) -> None:
-    old, new = margins(), margins()
+    old, new = margins(), margins(seed=1)
     wh = direct(heads=files(old), allow_head_upload=True)
     ask = {"input_ids": IDS, "sampling_params": GREEDY, "heads": ["m"]}
     before = wh.made.heads["m"].version

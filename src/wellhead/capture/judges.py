@@ -84,14 +84,14 @@ class Heard:
             scores = rehearsal.update(features)
         values = level(self.head, self.head.probabilities(scores), stop.label)
         over = np.flatnonzero((values >= stop.threshold) & np.isfinite(scores).all(axis=1))  # minus infinity: not yet k in a row
-        return fired(stop, float(values[over[0]]), int(at[over[0]])) if len(over) else None
+        return fired(stop, values[over[0]], int(at[over[0]])) if len(over) else None
 
     def prompt_over(self, stop: StopOn) -> FinishReason | None:
         """The same of the verdict on the prompt, if that is there and was not told yet."""
         said = self.prompt
         if said is None or said.positions is None or self._told:
             return None
-        value = float(level(self.head, said.probabilities[None], stop.label)[0])
+        value = level(self.head, said.probabilities[None], stop.label)[0]
         return fired(stop, value, int(said.positions[-1])) if value >= stop.threshold else None
 
 
@@ -109,9 +109,9 @@ def level(head: Scorer, probabilities: NDArray[np.float32], label: str) -> NDArr
     return probabilities[:, 0] if index else -probabilities[:, 0]
 
 
-def fired(stop: StopOn, value: float, position: int) -> FinishReason:
-    """Why the answer ends."""
-    return FinishReason("head", head=stop.head, label=stop.label, score=value, position=position)
+def fired(stop: StopOn, value: np.float32, position: int) -> FinishReason:
+    """Why the answer ends. The score is written as the others are: by the shortest number that is this float32."""
+    return FinishReason("head", head=stop.head, label=stop.label, score=float(str(value)), position=position)
 
 
 class PromptJudge:

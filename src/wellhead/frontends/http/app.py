@@ -41,7 +41,7 @@ ROUTES: dict[str, tuple[tuple[str, ...], Handler | Mapping[str, Handler]]] = {
     "/v1/embeddings": (("POST",), embeddings),
     "/v1/hidden_states": (("POST",), hidden_states),
     "/v1/heads": (("GET", "POST"), {"GET": heads.heads, "POST": heads.add_head}),
-    "/v1/heads/{name}": (("GET", "DELETE"), {"GET": heads.head, "DELETE": heads.remove_head}),
+    "/v1/heads/{name}": (("DELETE",), heads.remove_head),
     "/tokenize": (("POST",), admin.tokenize),
     "/detokenize": (("POST",), admin.detokenize),
     "/health": (("GET",), admin.health),

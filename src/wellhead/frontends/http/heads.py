@@ -6,7 +6,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from wellhead.core.heads import card
-from wellhead.errors import HeadNotFound
 from wellhead.frontends.http.admin import reply
 from wellhead.frontends.http.service import Service
 
@@ -15,15 +14,6 @@ async def heads(service: Service, http: HttpRequest) -> Response:
     """All heads that are loaded, with labels, layers and version."""
     del http
     return reply({"object": "list", "data": [card(head) for head in list(service.engine.heads.values())]})
-
-
-async def head(service: Service, http: HttpRequest) -> Response:
-    """One head; 404 for a name that is not loaded."""
-    name = http.path_params["name"]
-    found = service.engine.heads.get(name)
-    if found is None:
-        raise HeadNotFound(f"there is no head {name!r:.80} here", param="name")
-    return reply(card(found))
 
 
 async def add_head(service: Service, http: HttpRequest) -> Response:
