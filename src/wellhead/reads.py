@@ -105,6 +105,9 @@ ALL = Rows()
 LAST = Rows(last=1)
 
 
+_NONE: Positions = np.empty(0, np.int64)
+
+
 class Selection:
     """``Rows`` of one request: what a prompt decides is decided, what its answer decides is asked step by step.
 
@@ -118,6 +121,9 @@ class Selection:
         #: Rows before which the reply cannot end, and those behind which it cannot go on.
         most = len(prompt) + max(0, max_new_tokens - 1)
         self._base = len(prompt) if rows.part is Part.OUTPUT else 0
+        self._token_ids = None if rows.token_ids is None else np.array(rows.token_ids, np.int64)
+        self._no_token_ids = np.array(rows.exclude_token_ids, np.int64)
+        self._in_spans = None if rows.spans is None else _covered(rows.spans, len(prompt))
         self.grows = most > len(prompt) and rows.part is not Part.PROMPT
         self._plain = rows == Rows(part=rows.part, last=rows.last)
         #: Is it only known at the end which rows it is?
@@ -128,6 +134,11 @@ class Selection:
         self._of_prompt = self.exact(every, prompt, len(prompt)) if exact else self.possible(every, prompt, len(prompt))
         self.first_needed = min(self.next_needed(0), len(prompt))
         self.bound = self._bound(most)
+
+    @property
+    def newest(self) -> int | None:
+        """How many rows it is if it is simply the newest ones, whatever they are; else ``None``."""
+        return self.rows.last if self._plain else None
 
     @property
     def by_answer(self) -> bool:
@@ -178,13 +189,18 @@ class Selection:
 
     def candidates(self, start: int, end: int, tokens: NDArray[np.int32]) -> Positions:
         """Of the rows ``start .. end - 1``, those that may be wanted, ascending. ``tokens``: of all positions below ``end``."""
+        if start >= self._prompt_length:
+            if not self.grows:
+                return _NONE
+            outputs = np.arange(start, end, dtype=np.int64)
+            return outputs if self._plain else self._filtered(outputs, tokens, None)
         mine = self._of_prompt
         if start > 0 or end < self._prompt_length:
             low, high = np.searchsorted(mine, (start, end))
             mine = mine[low:high]
         if not self.grows or end <= self._prompt_length:
             return mine
-        outputs = np.arange(max(start, self._prompt_length), end, dtype=np.int64)
+        outputs = np.arange(self._prompt_length, end, dtype=np.int64)
         if not self._plain:
             outputs = self._filtered(outputs, tokens, None)
         return np.concatenate([mine, outputs]) if len(mine) else outputs
@@ -224,16 +240,14 @@ class Selection:
             keep &= np.isin(index, _resolved(rows.positions, length))
         if rows.exclude_positions:
             keep &= ~np.isin(index, _resolved(rows.exclude_positions, length))
-        if rows.token_ids is not None:
-            keep &= np.isin(tokens[at], rows.token_ids)
-        if rows.exclude_token_ids:
-            keep &= ~np.isin(tokens[at], rows.exclude_token_ids)
-        if rows.spans is not None:
-            inside = np.zeros(len(at), bool)
-            for first, stop in rows.spans:
-                inside |= (at >= first) & (at < stop)
-            keep &= inside & (at < self._prompt_length)
-        return at[keep]
+        if self._in_spans is not None:
+            keep &= self._in_spans[np.minimum(at, self._prompt_length)]
+        at = at[keep]
+        if self._token_ids is not None:
+            at = at[np.isin(tokens[at], self._token_ids)]
+        if len(self._no_token_ids):
+            at = at[~np.isin(tokens[at], self._no_token_ids)]
+        return at
 
     def _end_of_part(self, end: int) -> int:
         return self._prompt_length if self.rows.part is Part.PROMPT else end
@@ -246,6 +260,14 @@ class Selection:
         for p in self.rows.positions:
             if not -length <= p < length:
                 raise self._absent(p, f"the answer ended after {length}")
+
+
+def _covered(spans: Spans, length: int) -> NDArray[np.bool_]:
+    """Which positions of a prompt lie in a span; the last entry, for all behind it, is False."""
+    inside = np.zeros(length + 1, bool)
+    for first, stop in spans:
+        inside[first : min(stop, length)] = True
+    return inside
 
 
 def _in_window(index: Positions, rows: Rows, length: int | None) -> NDArray[np.bool_]:

@@ -286,7 +286,7 @@ def test_an_interrupted_call_aborts_its_requests(engine: MakeEngine, monkeypatch
         def get(self, *options: Any) -> Any:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("wellhead.frontends.engine.queue.SimpleQueue", Interrupted)
+    monkeypatch.setattr("wellhead.core.job.queue.SimpleQueue", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         made.generate(input_ids=[prompt(9), prompt(9, 1)], sampling_params=LONG)
     wait_until_idle(made)

@@ -180,7 +180,7 @@ def test_the_clients_words_are_the_tables(function: Any) -> None:
 def test_the_clients_extract_says_what_hidden_states_takes() -> None:
     known = at("hidden_states")
     for function in (Client.extract, Client.extract_iter, AsyncClient.extract):
-        names = set(inspect.signature(function).parameters) - {"self", "texts", "progress"}
+        names = set(inspect.signature(function).parameters) - {"self", "texts", "progress", "on_error"}
         assert names <= set(known), function
 
 

@@ -200,7 +200,7 @@ def test_the_page_says_what_is_asked(shared: LiveServer) -> None:
 def test_streams_have_the_prompts_logprobs_from_the_first_event_on(shared: LiveServer) -> None:
     """SGLang's streams are cumulative: what is known of the prompt does not come with the last event only."""
     wish = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2}
-    body = {"input_ids": CONTINUATION, "sampling_params": {"max_new_tokens": 5, "temperature": 0, "ignore_eos": True}, **wish}
+    body = {"input_ids": CONTINUATION, "sampling_params": {"max_new_tokens": 200, "temperature": 0, "ignore_eos": True}, **wish}
     whole = shared.ok("/generate", **body)["meta_info"]
     events = [event["meta_info"] for event in shared.events("/generate", **body)]
     assert len(events) > 1

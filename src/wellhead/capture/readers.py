@@ -86,6 +86,11 @@ class Latest:
         for layer, kept in self._rows.items():
             self._rows[layer] = np.concatenate([kept, rows[layer]])
 
+    def replace(self, at: Positions, rows: Kept) -> None:
+        """Hold these rows and no others."""
+        self._at = at
+        self._rows = {layer: rows[layer].copy() for layer in self._rows}
+
     def settle(self, at: Positions) -> None:
         if len(at) < len(self._at):
             index = np.searchsorted(self._at, at)
@@ -180,6 +185,13 @@ class Reader:
             picked = {}
             for layer in self.read.layers:
                 picked[layer] = rows[layer] if _same(at[layer], due) else rows[layer][self._find(at[layer], due)]
+            newest = self.selection.newest
+            if newest is not None and len(due) >= newest and isinstance(self._store, Latest):
+                due = due[-newest:]
+                self._store.replace(due, {layer: part[-newest:] for layer, part in picked.items()})
+                self._at = [due]
+                self.next = end
+                return
             self._store.add(due, picked)
             self._at.append(due)
         self.next = end
@@ -263,6 +275,8 @@ _NONE: Positions = np.empty(0, np.int64)
 
 
 def _same(a: Positions, b: Positions) -> bool:
+    if len(a) == len(b) == 1:
+        return bool(a[0] == b[0])
     return a is b or (len(a) == len(b) and bool((a == b).all()))
 
 
