@@ -170,6 +170,26 @@ def test_several_samples_are_judged_each_by_itself(direct: Callable[..., Direct]
         same(said(reply, "m"), said(one, "m"))
 
 
+@pytest.mark.parametrize("model", ["llama", "llama-tied"])
+def test_a_difference_of_tokens_is_that_of_their_logits(
+    direct: Callable[..., Direct], files: Callable[..., list[str]], family: Family, model: str
+) -> None:
+    folder = family("llama", tie_word_embeddings=model == "llama-tied")
+    body = {"positive": 65, "negative": 70}
+    pair = Head(
+        name="pair", kind="token_difference", layers=(-1,), width=W, labels=("no", "yes"), body=body, activation="sigmoid"
+    )
+    wh = direct(folder, heads=files(pair), dtype="float32")
+    ask = {"input_ids": IDS, "sampling_params": {"max_new_tokens": 1}, "heads": ["pair"]}
+    (reply,) = wh.run([{**ask, "return_logprob": True, "token_ids_logprob": [65, 70]}])
+    (yes, no) = (value for value, *_ in reply.to_dict()["meta_info"]["output_token_ids_logprobs"][0])
+    assert said(reply, "pair")["scores"][0] == pytest.approx(yes - no, abs=1e-5)
+    for bad, words in (({"positive": 999}, "outside"), ({"positive": "several tokens of text"}, "tokens of this model")):
+        one = Head(name="bad", kind="token_difference", layers=(-1,), width=W, labels=("no", "yes"), body=bad)
+        with pytest.raises(InvalidHead, match=words):
+            direct(folder, heads=files(one))
+
+
 # --- streams ------------------------------------------------------------------------------------------------------
 
 

@@ -10,19 +10,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
+from numpy.typing import NDArray
 
 from wellhead.capture.tap import TORCH_DTYPE, RowStore
 from wellhead.config import EngineConfig, Resolved, resolve_layers
 from wellhead.core.draft import DraftFiles
 from wellhead.core.engine import Core
-from wellhead.core.heads import Heads, layers_of, loaded, no_rows
-from wellhead.errors import InvalidConfig, RankDied
+from wellhead.core.heads import Heads, TokenRow, layers_of, loaded
+from wellhead.errors import InvalidConfig, InvalidHead, RankDied
 from wellhead.kernels import select_ops
 from wellhead.kernels.ops import Ops
 from wellhead.models.decoder import Decoder
 from wellhead.models.locate import load_spec, locate
+from wellhead.models.names import EMBEDDING, HEAD
 from wellhead.models.spec import ModelSpec
 from wellhead.models.weights import open_weights
 from wellhead.parallel.leader import lead, start_ranks
@@ -138,7 +141,7 @@ def assemble(options: EngineConfig) -> Assembled:
             draft = draft_files.load(decoder, ops, positions) if draft_files is not None else None
         clock.lap("weights")
         config = _resolve(options, [model.spec, *([draft.spec] if draft is not None else [])], dtype, device, free, head_layers)
-        heads = Heads(files, options, config, spec, no_rows)
+        heads = Heads(files, options, config, spec, _lm_rows(path, spec, dtype, tokenizer))
         target = EagerRunner(model, config, frozenset(draft.reads) if draft is not None else frozenset())
         runner: Runner = SpeculativeRunner(target, draft, config) if draft is not None else target
         texts = TextStreams(tokenizer) if tokenizer is not None else None
@@ -157,6 +160,37 @@ def _tokenizer(options: EngineConfig, path: Path) -> Tokenizer | None:
     if options.skip_tokenizer_init:
         return None
     return Tokenizer.load(locate(options.tokenizer_path) if options.tokenizer_path else path)
+
+
+def _lm_rows(path: Path, spec: ModelSpec, dtype: DType, tokenizer: Tokenizer | None) -> TokenRow:
+    """Rows of the LM head as the engine has them, out of the model's files."""
+
+    def row(token: int | str) -> NDArray[np.floating]:
+        if not spec.has_head or spec.logit_softcap is not None:
+            why = "caps its logits" if spec.has_head else "has no LM head"
+            raise InvalidHead(
+                f"token {token!r:.80}: {spec.architecture} {why}, so a difference of tokens is no product with a row"
+            )
+        index = _token(token, tokenizer)
+        if not 0 <= index < spec.vocab_size:
+            raise InvalidHead(f"token {index} is outside [0, {spec.vocab_size})")
+        with open_weights(path, spec) as weights:
+            weight = weights.get(EMBEDDING if spec.tied_head else HEAD)
+        found: NDArray[np.floating] = weight[index].to(TORCH_DTYPE[dtype]).float().numpy()
+        return found
+
+    return row
+
+
+def _token(token: int | str, tokenizer: Tokenizer | None) -> int:
+    if isinstance(token, int):
+        return token
+    if tokenizer is None:
+        raise InvalidHead(f"token {token!r:.80} is a text, and this engine has no tokenizer: name it by its id")
+    ids = tokenizer.encode(token, add_special_tokens=False)
+    if len(ids) != 1:
+        raise InvalidHead(f"{token!r:.80} is {len(ids)} tokens of this model, not one")
+    return ids[0]
 
 
 def _check_early(options: EngineConfig, spec: ModelSpec) -> None:

@@ -126,8 +126,3 @@ def card(head: Head) -> dict[str, Any]:
         "aggregate": head.aggregate, "thresholds": dict(head.thresholds), "calibration": (head.calibration or {}).get("kind"),
         "metrics": dict(head.metrics),
     }  # fmt: skip
-
-
-def no_rows(token: int | str) -> NDArray[np.floating]:
-    """Of an engine whose LM head cannot be read."""
-    raise InvalidHead(f"token {token!r:.80}: the LM head's rows of this model cannot be had")
