@@ -139,5 +139,10 @@ def test_files_that_a_paper_names_exist(paper: str) -> None:
     text = (ROOT / paper).read_text(encoding="utf-8")
     named = set(re.findall(r"`((?:src|tests|docs|bench|csrc|examples|scripts|deploy)/[\w./-]+)`", text))
     named |= {os.path.normpath(Path(paper).parent / link) for link in re.findall(r"\]\((?!http)([^)#]+)\)", text)}
+    # names without a folder: there must be such a file somewhere in the tree
+    bare = set(re.findall(r"`([\w-]+\.(?:py|md|txt|toml|cpp|h|yaml|yml|sh))`", text))
+    here = {name for folder in ("src", "tests", "docs", "bench", "csrc", "examples", "scripts", "deploy", ".github")
+            for _, _, names in os.walk(ROOT / folder) for name in names} | set(os.listdir(ROOT))  # fmt: skip
+    assert sorted(bare - here) == []
     assert named
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []

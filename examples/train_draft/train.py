@@ -110,8 +110,8 @@ def make(model: str, asked: list[str], target: ModelSpec, args: argparse.Namespa
         texts.write(model, asked, args.new, written)
     if not (rows / "manifest.jsonl").exists():
         print("== wellhead extract", flush=True)
-    texts.extract(model, written, [*spec.reads, target.layers], target.dtype, rows)
-    examples = texts.read(rows, spec.reads, target.layers)
+    texts.extract(model, written, [*spec.draws_on, target.layers], target.dtype, rows)
+    examples = texts.read(rows, spec.draws_on, target.layers)
     print(f"== training on {sum(len(e.ids) - e.prompt for e in examples):,} tokens of the model's own", flush=True)
     learn(model, target, spec, examples, folder, args)
     return folder

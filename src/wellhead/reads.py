@@ -91,14 +91,22 @@ class Rows:
             back.append(max((-p for p in self.positions), default=0))
         return CaptureMode.LAST if min(back) <= LAST_ROWS else CaptureMode.FULL
 
+    def most(self, length: int) -> int:
+        """How many of ``length`` rows it can be, whatever the tokens are."""
+        start = 0 if self.start is None else self.start + length * (self.start < 0)
+        stop = length if self.stop is None else self.stop + length * (self.stop < 0)
+        window = range(max(0, start), max(0, min(stop, length)), self.step)
+        limits = (self.last, None if self.positions is None else len(self.positions))
+        return min([len(window), *(limit for limit in limits if limit is not None)])
+
     @property
     def by_token(self) -> bool:
         """Does a row's own token decide whether it is wanted?"""
         return self.token_ids is not None or bool(self.exclude_token_ids)
 
-    def of(self, prompt: NDArray[np.int32], max_new_tokens: int) -> Selection:
-        """What this wish means for a prompt. Raises ``InvalidRequest`` for positions that cannot exist."""
-        return Selection(self, prompt, max_new_tokens)
+    def of(self, prompt: NDArray[np.int32], max_new_tokens: int, param: str = "hidden_states_rows") -> Selection:
+        """What this wish means for a prompt. ``param``: the field that says it. Raises ``RowOutOfRange``: no such position."""
+        return Selection(self, prompt, max_new_tokens, param)
 
 
 ALL = Rows()
@@ -115,8 +123,9 @@ class Selection:
     come from the prefix cache even where no rows are kept. ``bound``: how many rows it can be at most.
     """
 
-    def __init__(self, rows: Rows, prompt: NDArray[np.int32], max_new_tokens: int) -> None:
+    def __init__(self, rows: Rows, prompt: NDArray[np.int32], max_new_tokens: int, param: str) -> None:
         self.rows = rows
+        self._param = param
         self._prompt_length = len(prompt)
         #: Rows before which the reply cannot end, and those behind which it cannot go on.
         most = len(prompt) + max(0, max_new_tokens - 1)
@@ -159,7 +168,7 @@ class Selection:
 
     def _absent(self, p: int, why: str) -> RowOutOfRange:
         part = "" if self.rows.part is Part.ALL else f" of the {self.rows.part}"
-        return RowOutOfRange(f"row {p}{part} does not exist: {why}", param="hidden_states_rows")
+        return RowOutOfRange(f"row {p}{part} does not exist: {why}", param=self._param)
 
     def _bound(self, most: int) -> int:
         rows = self.rows
@@ -310,6 +319,11 @@ class Read:
         return self.rows.cost
 
     @property
+    def field(self) -> str:
+        """The field that says which rows, for errors."""
+        return "reads" if self.name else "hidden_states_rows"
+
+    @property
     def vector(self) -> bool:
         """One row per layer, ``[W]``, or any number, ``[k, W]``?"""
         return self.reduce != ROWS
@@ -340,6 +354,8 @@ def parse_rows(
     """
     if isinstance(value, Rows):
         return value, False, ()
+    if isinstance(value, (np.ndarray, np.integer)):
+        value = value.tolist()
     if isinstance(value, str):
         return _word(value, param)
     if isinstance(value, int) and not isinstance(value, bool):
@@ -356,6 +372,34 @@ def parse_rows(
         f"not {value!r:.80}",
         param=param,
     )
+
+
+def as_json(value: Any) -> Any:
+    """A caller's words for rows in Python -> the same as JSON has them. Raises ``InvalidRequest`` for ``Rows`` with spans, for
+    which there are no words."""
+    if isinstance(value, slice):
+        given = {"start": value.start, "stop": value.stop, "step": value.step}
+        return {name: int(n) for name, n in given.items() if n is not None}
+    if isinstance(value, (np.ndarray, np.integer)):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {name: as_json(item) for name, item in value.items()}
+    if isinstance(value, Rows):
+        return _rows_as_json(value)
+    return [as_json(item) for item in value] if isinstance(value, (list, tuple, range)) else value
+
+
+def _rows_as_json(rows: Rows) -> dict[str, Any]:
+    if rows.spans is not None:
+        raise InvalidRequest("rows with spans cannot be written down; say chars", param="rows")
+    excluded = {"token_ids": list(rows.exclude_token_ids), "positions": list(rows.exclude_positions)}
+    said = {
+        "part": str(rows.part), "start": rows.start, "stop": rows.stop, "step": rows.step, "last": rows.last,
+        "positions": None if rows.positions is None else list(rows.positions),
+        "token_ids": None if rows.token_ids is None else list(rows.token_ids),
+        "exclude": {name: numbers for name, numbers in excluded.items() if numbers} or None,
+    }  # fmt: skip
+    return {name: said_so for name, said_so in said.items() if said_so is not None}
 
 
 def _word(value: str, param: str) -> tuple[Rows, bool, Spans]:
@@ -383,7 +427,7 @@ def _object(value: Mapping[str, Any], param: str, special_ids: Sequence[int] | N
     if part not in set(Part):
         raise InvalidRequest(f'{param}: part must be "prompt", "output" or "all", not {part!r:.80}', param=param)
     last = value.get("last")
-    if last is not None and (isinstance(last, bool) or not isinstance(last, int) or last < 1):
+    if last is not None and (isinstance(last, bool) or not isinstance(last, (int, np.integer)) or last < 1):
         raise InvalidRequest(f"{param}: last must be a whole number of at least 1, not {last!r:.80}", param=param)
     chars = _spans(value["chars"], param) if value.get("chars") is not None else ()
     if chars and part == Part.OUTPUT:
@@ -395,7 +439,8 @@ def _object(value: Mapping[str, Any], param: str, special_ids: Sequence[int] | N
         raise InvalidRequest(f"{param}: token_ids must not be negative", param=param)
     rows = Rows(
         part=window.part, start=window.start, stop=window.stop, step=window.step, positions=lists.get("positions"),
-        token_ids=lists.get("token_ids"), last=last, exclude_token_ids=excluded_ids, exclude_positions=excluded,
+        token_ids=lists.get("token_ids"), last=None if last is None else int(last),
+        exclude_token_ids=excluded_ids, exclude_positions=excluded,
     )  # fmt: skip
     return rows, chars
 

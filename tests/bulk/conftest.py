@@ -17,7 +17,9 @@ def model(family: Callable[..., Path]) -> Path:
 @pytest.fixture(scope="session")
 def reference(model: Path) -> Iterator[Engine]:
     """An engine to hold vectors against."""
-    with Engine(str(model), return_hidden_states_mode="full", capture_layers=[0, 2, -1], max_total_tokens=4096) as engine:
+    with Engine(
+        str(model), return_hidden_states_mode="full", capture_layers=[0, 2, -1, "L:pre_norm"], max_total_tokens=4096
+    ) as engine:
         yield engine
 
 

@@ -34,7 +34,7 @@ def outputs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "in.txt").write_text("\n".join(TEXTS))
     for name, more in {
         "OUT": (), "OUT16": ("--output-dtype", "bfloat16"), "OUTST": ("--format", "safetensors"), "FULL": ("--mode", "full"),
-        "FULLST": ("--mode", "full", "--format", "safetensors"), "vectors.npy": ("--strict",),
+        "FULLST": ("--mode", "full", "--format", "safetensors"), "LAST8": ("--rows", "-8:"), "vectors.npy": ("--strict",),
     }.items():  # fmt: skip
         parts = ("--rows-per-part", "25") if name in ("OUT", "OUT16", "OUTST") else ()
         assert extract(model, folder / "in.txt", folder / name, *parts, *more) == 0
@@ -48,6 +48,9 @@ def test_a_line_reads_the_vectors_back(line: str, outputs: Path, reference: Engi
     if "pl." in line:
         scope["pl"] = importlib.import_module("polars")
     exec(line, scope)
+    if "P" in scope:
+        assert scope["P"] == list(range(len(TEXTS[7]) - 8, len(TEXTS[7])))
+        return
     if "M" in scope:
         np.testing.assert_array_equal(np.asarray(scope["M"]), reference.extract([TEXTS[7]], "full")[0])
         return

@@ -96,9 +96,9 @@ def made(count: int, tokens: int = 1, templates: int = 1) -> Iterator[Item]:
 
 
 def test_windows_are_bounded_in_prompts_tokens_and_bytes() -> None:
-    assert [len(w) for w in windows(made(1200), 0)] == [WINDOW_PROMPTS, WINDOW_PROMPTS, 1200 - 2 * WINDOW_PROMPTS]
-    assert {len(w) for w in windows(made(64, tokens=8192), 0)} == {4}
-    assert {len(w) for w in windows(made(64, tokens=1000), 1 << 20)} == {1}
+    assert [len(w) for w in windows(made(1200), lambda item: 0)] == [WINDOW_PROMPTS, WINDOW_PROMPTS, 1200 - 2 * WINDOW_PROMPTS]
+    assert {len(w) for w in windows(made(64, tokens=8192), lambda item: 0)} == {4}
+    assert {len(w) for w in windows(made(64, tokens=1000), lambda item: item.tokens << 20)} == {1}
 
 
 def test_rows_leave_the_line_in_order_whatever_overtakes() -> None:

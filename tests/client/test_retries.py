@@ -13,7 +13,7 @@ import pytest
 from support.flaky import Drop, FlakyServer, Good, Say, error, right_answer, vector
 from wellhead.client import AsyncClient, Client, Retry, ServerUnreachable
 from wellhead.client.exchange import error_of, retry_after
-from wellhead.client.extraction import Limits, batches
+from wellhead.client.extraction import ServerLimits, batches
 from wellhead.errors import EmptyPrompt, InternalError, InvalidRequest, Overloaded, RequestTimeout, WellheadError
 
 QUICK = Retry(attempts=4, first=0.01, most=0.02)
@@ -152,11 +152,11 @@ def test_a_wrong_key_ends_it_at_once(flaky: Make) -> None:
 
 def test_batches_keep_to_the_limits() -> None:
     texts: list[Any] = ["a" * 300, "é" * 300, [1, 2], [3], *["b"] * 40, "c" * 99999]
-    parts = list(batches(texts, Limits(texts=8, bytes=8192, tokens=1000, hidden_size=4)))
+    parts = list(batches(texts, ServerLimits(texts=8, bytes=8192, tokens=1000, hidden_size=4)))
     assert [i for part in parts for i, _ in part] == list(range(len(texts)))
     assert all(len(part) <= 8 and len({isinstance(t, str) for _, t in part}) == 1 for part in parts)
     assert [len(part) for part in parts][-1] == 1
-    one = list(batches([[1] * 400] * 5, Limits(8, 1 << 20, 1000, 4)))
+    one = list(batches([[1] * 400] * 5, ServerLimits(8, 1 << 20, 1000, 4)))
     assert [len(part) for part in one] == [2, 2, 1]
 
 

@@ -180,3 +180,23 @@ def test_a_mean_in_bfloat16_adds_in_float64() -> None:
     states = made.result(3000, tokens)
     np.testing.assert_array_equal(states.numpy(), np.full(H, (2999 + 1024) / 3000, np.float32))
     assert states.dtype == "float32"
+
+
+def test_all_rows_but_the_last_are_not_copied_again_with_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is the last is known at the end; until then every row is held, and moved once."""
+    new, moved = 300, list[int]()
+    join = np.concatenate
+
+    def counted(parts: Any, *args: Any, **more: Any) -> Any:
+        whole = join(parts, *args, **more)
+        moved.append(whole.size if whole.ndim == 2 else 0)
+        return whole
+
+    target = reader(Read(Rows(stop=-1), (2,)), new=new)
+    rows = np.random.default_rng(0).standard_normal((P + new - 1, H)).astype(np.float32)
+    tokens = np.arange(P + new, dtype=np.int32)
+    monkeypatch.setattr("wellhead.capture.readers.np.concatenate", counted)
+    for first, last in [(0, P), *((p, p + 1) for p in range(P, P + new - 1))]:
+        target.take({2: np.arange(first, last, dtype=np.int64)}, {2: rows[first:last].copy()}, last, tokens)
+    np.testing.assert_array_equal(target.result(len(rows), tokens).numpy(), rows[:-1])
+    assert sum(moved) <= 2 * rows.size

@@ -13,35 +13,16 @@ import torch
 from support.checks import all_same, rows_of
 from support.company import company, prompt, sampling
 from support.direct import Direct
+from support.replayed import Replayed
 from support.speculating import options_for
 from wellhead.config import EngineConfig
 from wellhead.errors import InternalError, InvalidConfig
-from wellhead.runner.capture import Compiled, Function
+from wellhead.runner.capture import Compiled
 from wellhead.runner.graph import GraphRunner
 from wellhead.types import CaptureMode
 
 Family = Callable[..., Path]
 GRAPHS = {"enable_torch_compile": True, "cuda_graph_max_bs": 4, "piecewise_cuda_graph_max_tokens": 64}
-
-
-class Replayed:
-    """A capture without a compiler: the function itself, with its outputs in static buffers, as a CUDA graph has them."""
-
-    name = "replayed"
-
-    def __call__(self, function: Function, *inputs: torch.Tensor) -> Function:
-        outputs = tuple(out.clone() for out in function(*inputs))
-
-        def replay(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            assert all(a is b or a.data_ptr() == b.data_ptr() for a, b in zip(given, inputs, strict=True)), "a moved input"
-            for out, new in zip(outputs, function(*inputs), strict=True):
-                out.copy_(new)
-            return outputs
-
-        return replay
-
-    def memory(self) -> int:
-        return 0
 
 
 @pytest.fixture

@@ -13,6 +13,13 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "examples" / "hidden_states"
 PROMISED = {
     "engine.py": ["last: (3, 64)", "mean: (3, 64)", "-> None", "-> (64,)", "-> [(19, 64), (64,), (64,), (64,)]"],
+    "rows.py": [
+        "probe: (3, 64)",
+        "end: (3, 64)",
+        "word 'The': rows [0, 1, 2] (3, 64)",
+        "answer: (64,) of 5 rows",
+        "alone the same: True",
+    ],
     "engine_async.py": ["state (64,)", "new states [(16, 64)]", "new states [(64,)]"],
     "server.py": ["ready on http://", "last: (24, 64)", "application/vnd.safetensors", "bfloat16", "generate:"],
     "openai_client.py": ["state of 64 numbers", "embeddings: 2 of 64 numbers"],

@@ -215,6 +215,14 @@ def reviews(tmp_path: Path) -> Path:
     return write_jsonl(tmp_path / "in.jsonl", rows)
 
 
+def test_the_head_knows_which_rows_extract_took(reviews: Path, family: Callable[..., Path], tmp_path: Path) -> None:
+    more = ("--carry", "label", "--rows", '{"last": 3}', "--reduce", "mean")
+    assert extract(family("llama"), reviews, tmp_path / "OUT", *more) == 0
+    out = str(tmp_path / "mood.head")
+    assert main(["fit", "--input", str(tmp_path / "OUT"), "--label-column", "label", "--method", "ridge", "--output", out]) == 0
+    assert (Head.load(Path(out)).rows, Head.load(Path(out)).reduce) == ({"last": 3}, "mean")
+
+
 @pytest.mark.parametrize("target", ["OUT", "rows.parquet"])
 def test_what_extract_wrote_is_fitted_and_the_head_knows_its_model(
     target: str, reviews: Path, family: Callable[..., Path], tmp_path: Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import threading
 import time
@@ -15,6 +16,8 @@ import pytest
 
 from support.families import HIDDEN, VOCAB, byte_ids
 from support.live import LiveServer, read_events, wait_for
+from support.runners import put_around
+from wellhead.step import Plan, Runner, StepResult
 
 GREEDY = {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}
 NONE = {"max_new_tokens": 0}
@@ -377,19 +380,15 @@ def test_a_failure_before_the_first_event_has_its_status_and_one_in_mid_stream_i
     error = server.refused("/v1/completions", model="tiny", prompt="a", stream=True, max_tokens=100_000)
     assert error["type"] == "invalid_request_error"
 
-    def fail_later(core: Any) -> None:
-        run, count = core.runner.run, [0]
+    count = itertools.count()
 
-        def run_some(plan: Any) -> Any:
-            count[0] += 1
-            if count[0] > 5:
-                raise RuntimeError("the model broke")
-            time.sleep(0.05)  # slower than the way of the first event to the client
-            return run(plan)
+    def fail_later(inner: Runner, plan: Plan) -> StepResult:
+        if next(count) >= 5:
+            raise RuntimeError("the model broke")
+        time.sleep(0.05)  # slower than the way of the first event to the client
+        return inner.run(plan)
 
-        core.runner.run = run_some
-
-    server.engine.loop.call(fail_later).result()
+    put_around(server.engine, fail_later)
     events = server.events("/generate", text="a", sampling_params={"max_new_tokens": 50, "ignore_eos": True})
     assert events[0]["meta_info"]["finish_reason"] is None
     assert [("error" in e) for e in events] == [False] * (len(events) - 1) + [True]

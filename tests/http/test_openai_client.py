@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from support.families import HIDDEN, byte_ids
 from support.live import LiveServer
+from support.runners import put_around
+from wellhead.step import Plan, Runner, StepResult
 
 ROWS = {"return_hidden_states": "last"}
 GREEDY: dict[str, Any] = {"model": "tiny", "max_tokens": 5, "temperature": 0}
@@ -234,18 +237,14 @@ def test_a_wrong_key(live: Callable[..., LiveServer]) -> None:
 def test_an_error_in_mid_stream_reaches_the_client(live: Callable[..., LiveServer]) -> None:
     server = live()
 
-    def fail_later(core: Any) -> None:
-        run, count = core.runner.run, [0]
+    count = itertools.count()
 
-        def run_some(plan: Any) -> Any:
-            count[0] += 1
-            if count[0] > 4:
-                raise RuntimeError("the model broke")
-            return run(plan)
+    def fail_later(inner: Runner, plan: Plan) -> StepResult:
+        if next(count) >= 4:
+            raise RuntimeError("the model broke")
+        return inner.run(plan)
 
-        core.runner.run = run_some
-
-    server.engine.loop.call(fail_later).result()
+    put_around(server.engine, fail_later)
     with openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0) as client:
         with pytest.raises(openai.APIError, match="the model broke"):
             list(client.completions.create(model="tiny", prompt="a", max_tokens=50, stream=True, extra_body=IGNORE_EOS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,32 +12,42 @@ import pytest
 
 from support.families import EOS, VOCAB, byte_ids
 from support.live import LiveServer
+from support.runners import put_around
+from wellhead.step import Plan, Runner, StepResult
 
 TEXTS = ["naïve café", "日本語のテキスト", "🙂👩‍👩‍👧‍👦 e\u0301", "ab\u0301\u0302c", "a\u200db\n\n  c"]
 
 
-def forced(ids: list[int], server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+Force = Callable[[list[int], LiveServer], None]
+
+
+@pytest.fixture
+def forced() -> Iterator[Force]:
     """Make the model write these tokens, one after the other, for the next requests."""
-    core = server.engine.assembled.core
-    run = core.runner.run
+    undo: list[Callable[[], Any]] = []
 
-    def run_forced(plan: Any) -> Any:
-        result = run(plan)
-        for row, got in zip(plan.rows, result.rows, strict=True):
-            seq = core.scheduler.get(row.key)
-            if row.samples and seq is not None:
-                at = seq.length - seq.prompt_length
-                object.__setattr__(got, "tokens", (ids[at] if at < len(ids) else EOS,))
-        return result
+    def force(ids: list[int], server: LiveServer) -> None:
+        core = server.engine.assembled.core
 
-    monkeypatch.setattr(core.runner, "run", run_forced)
+        def run(inner: Runner, plan: Plan) -> StepResult:
+            result = inner.run(plan)
+            for row, got in zip(plan.rows, result.rows, strict=True):
+                seq = core.scheduler.get(row.key)
+                if row.samples and seq is not None:
+                    at = seq.length - seq.prompt_length
+                    object.__setattr__(got, "tokens", (ids[at] if at < len(ids) else EOS,))
+            return result
+
+        undo.append(put_around(server.engine, run))
+
+    yield force
+    for one in reversed(undo):
+        one()
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_what_was_sent_is_a_prefix_and_in_the_end_the_whole(
-    shared: LiveServer, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    forced(list(byte_ids(text)), shared, monkeypatch)
+def test_what_was_sent_is_a_prefix_and_in_the_end_the_whole(shared: LiveServer, forced: Force, text: str) -> None:
+    forced(list(byte_ids(text)), shared)
     events = shared.events("/generate", text="a", sampling_params={"max_new_tokens": 100})
     assert events[-1]["text"] == text and events[-1]["meta_info"]["finish_reason"]["matched"] == EOS
     for before, after in itertools.pairwise(events):
@@ -48,16 +59,16 @@ def test_what_was_sent_is_a_prefix_and_in_the_end_the_whole(
     assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chat) == text
 
 
-def test_the_text_is_held_back_by_a_few_tokens_only(shared: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_text_is_held_back_by_a_few_tokens_only(shared: LiveServer, forced: Force) -> None:
     text = "plain words and more of them"
-    forced(list(byte_ids(text)), shared, monkeypatch)
+    forced(list(byte_ids(text)), shared)
     for event in shared.events("/generate", text="a", sampling_params={"max_new_tokens": 100}):
         assert len(event["output_ids"]) - len(event["text"]) <= 4
 
 
 @pytest.mark.parametrize("stop", ["XYZ", ["no", "YZ"], "Z"])
-def test_the_start_of_a_stop_string_never_leaks(shared: LiveServer, monkeypatch: pytest.MonkeyPatch, stop: Any) -> None:
-    forced(list(byte_ids("abXYcXYZdef")), shared, monkeypatch)
+def test_the_start_of_a_stop_string_never_leaks(shared: LiveServer, forced: Force, stop: Any) -> None:
+    forced(list(byte_ids("abXYcXYZdef")), shared)
     stops = [stop] if isinstance(stop, str) else stop
     expected = min(("abXYcXYZdef".split(s)[0] for s in stops), key=len)
     events = shared.events("/generate", text="a", sampling_params={"max_new_tokens": 100, "stop": stop})
@@ -67,11 +78,11 @@ def test_the_start_of_a_stop_string_never_leaks(shared: LiveServer, monkeypatch:
     assert [c["choices"][0]["finish_reason"] for c in chunks if c["choices"][0]["finish_reason"]] == ["stop"]
 
 
-def test_text_that_looks_like_a_stop_is_not_lost_at_the_end(shared: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    forced(list(byte_ids("abXY")), shared, monkeypatch)
+def test_text_that_looks_like_a_stop_is_not_lost_at_the_end(shared: LiveServer, forced: Force) -> None:
+    forced(list(byte_ids("abXY")), shared)
     events = shared.events("/generate", text="a", sampling_params={"max_new_tokens": 100, "stop": "XYZ"})
     assert events[-1]["text"] == "abXY"
-    forced(list(byte_ids("ab日")[:-1]), shared, monkeypatch)
+    forced(list(byte_ids("ab日")[:-1]), shared)
     cut = shared.events("/generate", text="a", sampling_params={"max_new_tokens": 4})
     assert cut[-1]["text"] == shared.ok("/generate", text="a", sampling_params={"max_new_tokens": 4})["text"]
 

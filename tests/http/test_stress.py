@@ -18,6 +18,8 @@ import pytest
 
 from support.families import HIDDEN, VOCAB
 from support.live import LiveServer, read_events, wait_for
+from support.runners import put_around
+from wellhead.step import Plan, Runner, StepResult
 
 LONG = {"max_new_tokens": 500, "ignore_eos": True}
 
@@ -219,16 +221,11 @@ def test_what_does_not_end_in_time_is_told_so(live: Callable[..., LiveServer]) -
     server = live({"drain_timeout": 0.05})
     release = threading.Event()
 
-    def slow(core: Any) -> None:
-        run = core.runner.run
+    def slow(inner: Runner, plan: Plan) -> StepResult:
+        release.wait(0.05)
+        return inner.run(plan)
 
-        def run_slowly(plan: Any) -> Any:
-            release.wait(0.05)
-            return run(plan)
-
-        core.runner.run = run_slowly
-
-    server.engine.loop.call(slow).result()
+    put_around(server.engine, slow)
     found: list[str] = []
     begun = threading.Event()
 

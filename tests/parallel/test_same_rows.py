@@ -13,6 +13,7 @@ from support.checks import all_same, check_shape, head_check, rows_of
 from support.company import MODES, company
 from support.direct import Direct
 from support.reference import furthest
+from support.wishes import WISHES
 from wellhead.frontends.native import Reply
 
 Make = Callable[..., Direct]
@@ -68,6 +69,26 @@ def test_rows_of_all_modes_and_greedy_tokens(name: str, family: Family, direct: 
     for reply in replies:
         check_shape(reply, two.hidden_size)
     assert two.made.info()["tp_size"] == 2
+
+
+def test_any_rows_of_any_layer_in_any_company(direct: Make) -> None:
+    """Close to one process's, and among themselves the same bits alone, together, in chunks and from the prefix cache."""
+    layers = [0, -1, "L:pre_norm"]
+    reads = {f"w{i}": {"rows": words, "layers": layers} for i, (words, _, _) in enumerate(WISHES)}
+    reads["mean"] = {"rows": {"last": 8}, "reduce": "mean", "layers": layers}
+    params = {"max_new_tokens": 8, **GREEDY}
+    wishes = [{"input_ids": ids, "sampling_params": params, "reads": reads} for ids in prompts() if len(ids) > 8]
+    one, two = (direct("gemma3", capture_layers=layers, **more) for more in ({}, {"tp_size": 2, "chunked_prefill_size": 24}))
+    right, alone = one.run(wishes), two.alone(wishes)
+    for mine, other in zip(alone, right, strict=True):
+        assert mine.output_ids == other.output_ids
+        for name, states in mine.reads.items():
+            assert states.positions.tolist() == other.reads[name].positions.tolist()
+            for layer in layers if len(states.positions) else []:
+                rows, wanted = (np.atleast_2d(reply.reads[name].numpy(layer)) for reply in (mine, other))
+                assert furthest(rows, wanted) < CLOSE, f"{name}, layer {layer}"
+    for _ in range(2):
+        all_same(two.run(wishes), alone)
 
 
 @pytest.mark.parametrize("name", ["llama-biased", "gemma3"])

@@ -27,8 +27,10 @@ PARTS = ("--rows-per-part", "100", "--carry", "label", "--id-column", "id")
         ("--mode", "full", "--layers", "0", "-1", "--output-dtype", "float16", "--save-token-ids", "--save-texts"),
         ("--template", "Review: {text}\nIt was", "--template", "{text}?", "--truncate", "left", "--max-length", "40"),
         ("--mode", "mean", "--format", "safetensors", "--shard", "1/3"),
+        ("--rows", '{"last": 8, "exclude": "special"}', "--token-ids", "--layers", "1", "L:pre_norm", "--format", "safetensors"),
+        ("--rows", "0,20", "--reduce", "mean"),
     ],
-    ids=["full", "templates", "shard"],
+    ids=["full", "templates", "shard", "rows", "reduce"],
 )
 def test_the_same_bytes_as_without(cluster: Any, model: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     rows: list[Any] = [dict(row) for row in MANY[:400]]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from support.direct import Direct
 from wellhead.frontends.engine import Engine
 from wellhead.frontends.native import Reply
-from wellhead.types import CaptureMode
+from wellhead.types import CaptureMode, HiddenStates
 
 
 def rows_of(reply: Reply, layer: int | None = None) -> NDArray[np.float32]:
@@ -57,16 +57,30 @@ def same(a: Reply, b: Reply) -> None:
     assert one["text"] == other["text"]
     assert one["meta_info"]["finish_reason"] == other["meta_info"]["finish_reason"]
     assert (a.hidden_states is None) == (b.hidden_states is None)
-    if a.hidden_states is not None and b.hidden_states is not None:
-        assert a.hidden_states.layers == b.hidden_states.layers
-        for x, y in zip(a.hidden_states.arrays, b.hidden_states.arrays, strict=True):
-            assert x.dtype == y.dtype
-            assert x.shape == y.shape
-            bits = np.uint32 if x.dtype.itemsize == 4 else np.uint16
-            different = np.nonzero((x.view(bits) != y.view(bits)).reshape(-1, x.shape[-1]).any(-1))[0]
-            assert not len(different), f"rows {different[:8]} of {x.shape} differ"
+    assert list(a.reads) == list(b.reads)
+    for mine, theirs in zip(_states_of(a), _states_of(b), strict=True):
+        same_states(mine, theirs)
     for name in ("input_token_logprobs", "output_token_logprobs", "input_top_logprobs", "output_top_logprobs"):
         assert one["meta_info"].get(name) == other["meta_info"].get(name), name
+
+
+def _states_of(reply: Reply) -> list[HiddenStates]:
+    return [*([reply.hidden_states] if reply.hidden_states is not None else []), *reply.reads.values()]
+
+
+def same_states(a: HiddenStates, b: HiddenStates) -> None:
+    """Two replies to one read agree in layers, positions, tokens and bits."""
+    assert (a.layers, a.asked, a.reduce, a.total_rows) == (b.layers, b.asked, b.reduce, b.total_rows)
+    assert a.positions.tolist() == b.positions.tolist()
+    assert (a.token_ids is None) == (b.token_ids is None)
+    if a.token_ids is not None and b.token_ids is not None:
+        assert a.token_ids.tolist() == b.token_ids.tolist()
+    for x, y in zip(a.arrays, b.arrays, strict=True):
+        assert x.dtype == y.dtype
+        assert x.shape == y.shape
+        bits = np.uint32 if x.dtype.itemsize == 4 else np.uint16
+        different = np.nonzero((x.view(bits) != y.view(bits)).reshape(-1, x.shape[-1]).any(-1))[0]
+        assert not len(different), f"rows {different[:8]} of {x.shape} differ"
 
 
 def all_same(mine: list[Reply], theirs: list[Reply]) -> None:

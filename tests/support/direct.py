@@ -37,7 +37,7 @@ class Direct:
         """Normalise and queue a payload."""
         tokenizer = self.made.tokenizer
         assert tokenizer is not None
-        batch = normalize(payload, self.made.limits, tokenizer.encode_batch, lambda: next(self._seeds))
+        batch = normalize(payload, self.made.limits, tokenizer.encode_batch, lambda: next(self._seeds), tokenizer.token_spans)
         for request in batch.requests:
             self.core.submit(request)
             self._replies[request.key] = Reply(request, tokenizer.token_text)

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wellhead.core.engine import Core
-from wellhead.core.flight import Flight
 from wellhead.runner.eager import EagerRunner
 from wellhead.runner.speculative import SpeculativeRunner
 from wellhead.step import Plan, StepResult
@@ -49,15 +48,7 @@ class PoisonedRunner:
         self._handed_out: list[NDArray[Any]] = []
         self._older: list[NDArray[Any]] = []
         self._overlap = core.config.overlap
-        core.runner = self
-        if self._overlap:
-            start = core._runway.start
-
-            def start_and_note(plan: Plan) -> Flight:
-                self._take_freed()
-                return start(plan)
-
-            core._runway.start = start_and_note  # type: ignore[method-assign]
+        core.wrap(lambda _: self, self._begins)
 
     def _stores(self) -> list[Any]:
         draft = [self.whole.kv.data] if isinstance(self.whole, SpeculativeRunner) else []
@@ -80,6 +71,12 @@ class PoisonedRunner:
         result = self.whole.run(plan)
         self._handed_out = [rows for row in result.rows for rows in (row.hidden or {}).values()]
         return result
+
+    def _begins(self, plan: Plan) -> None:
+        """On the engine's thread, before a step: pages freed later may still be read by it."""
+        del plan
+        if self._overlap:
+            self._take_freed()
 
     def _take_freed(self) -> None:
         self._due |= self._freed

@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Truth:
-    """``layers[i]`` ``[T, H]`` as Hugging Face numbers them, the last one taken behind the final norm; ``logits`` ``[T, V]``."""
+    """``layers[i]`` ``[T, H]`` as Hugging Face numbers them, the last one taken behind the final norm; ``logits`` ``[T, V]``;
+    ``pre_norm`` ``[T, H]``, what that norm was given."""
 
     layers: list[NDArray[np.float32]]
     logits: torch.Tensor
+    pre_norm: NDArray[np.float32]
 
     @property
     def logprobs(self) -> torch.Tensor:
@@ -36,8 +38,8 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 def truth(folder: Path, ids: list[int], dtype: torch.dtype = torch.float32) -> Truth:
     """One plain forward pass over all ids."""
     model = load(folder, dtype)
-    layers, out = forward(model, model.model.norm, ids)
-    return Truth(layers, out.logits[0].float())
+    layers, before, out = forward(model, model.model.norm, ids)
+    return Truth(layers, out.logits[0].float(), before)
 
 
 @torch.inference_mode()
@@ -49,16 +51,16 @@ def headless_rows(folder: Path, ids: list[int]) -> list[NDArray[np.float32]]:
     return forward(model, model.norm, ids)[0]
 
 
-def forward(model: Any, norm: torch.nn.Module, ids: list[int]) -> tuple[list[NDArray[np.float32]], Any]:
-    """Rows of every layer, and all that the model gave."""
-    final: list[torch.Tensor] = []
-    hook = norm.register_forward_hook(lambda module, args, out: final.append(out))
+def forward(model: Any, norm: torch.nn.Module, ids: list[int]) -> tuple[list[NDArray[np.float32]], NDArray[np.float32], Any]:
+    """Rows of every layer, those before the final norm, and all that the model gave."""
+    final: list[tuple[torch.Tensor, torch.Tensor]] = []
+    hook = norm.register_forward_hook(lambda module, args, out: final.append((args[0].clone(), out)))
     try:
         out = model(torch.tensor([ids]), output_hidden_states=True, use_cache=False)
     finally:
         hook.remove()
-    assert len(final) == 1
-    return [layer[0].float().numpy() for layer in (*out.hidden_states[:-1], final[0])], out
+    ((before, after),) = final
+    return [layer[0].float().numpy() for layer in (*out.hidden_states[:-1], after)], before[0].float().numpy(), out
 
 
 def furthest(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> float:

@@ -74,10 +74,13 @@ class TagRunner:
     def __init__(self, core: Core) -> None:
         self.config = core.config
         self._freed = note_freed(core)
+        self._due: set[int] = set()
         shape = (core.config.pages, core.config.page_size)
         self._tokens = np.full(shape, POISON, np.int64)
         self._rows = np.full((*shape, WIDTH), np.nan, np.float32)
-        self._last: list[NDArray[np.float32]] = []
+        #: Rows of the newest steps; where steps overlap, one is judged while the next runs, and may be spoilt only after that.
+        self._handed_out: list[list[NDArray[np.float32]]] = []
+        self._judged_late = int(core.config.overlap)
         self.plans: list[Plan] = []
         self.scripts: dict[str, Script] = {}
         self.drafts: Drafts | None = None
@@ -90,21 +93,28 @@ class TagRunner:
 
     def run(self, plan: Plan) -> StepResult:
         self.plans.append(plan)
-        for spent in self._last:
-            spent.fill(np.nan)
+        while len(self._handed_out) > self._judged_late:
+            for spent in self._handed_out.pop(0):
+                spent.fill(np.nan)
         self._prepare(plan)
         self.before(plan)
         self._write(plan)
         rows = tuple(self._row(row) for row in plan.rows)
-        self._last = [array for row in rows for array in (row.hidden or {}).values()]
+        self._handed_out.append([array for row in rows for array in (row.hidden or {}).values()])
         produced = sum(sum(row.kept(len(got.tokens)).values()) for row, got in zip(plan.rows, rows, strict=True))
         return self.after(plan, StepResult(rows, produced))
 
+    def begins(self, plan: Plan) -> None:
+        """On the engine's thread, before a step: pages freed later may still be read by it."""
+        del plan
+        self._due |= self._freed
+        self._freed.clear()
+
     def _prepare(self, plan: Plan) -> None:
         saved = [(self._tokens[source].copy(), self._rows[source].copy()) for source, _ in plan.copies]
-        for page in self._freed:
+        for page in self._due:
             self._tokens[page], self._rows[page] = POISON, np.nan
-        self._freed.clear()
+        self._due.clear()
         for (_, target), (tokens, rows) in zip(plan.copies, saved, strict=True):
             self._tokens[target], self._rows[target] = tokens, rows
 
@@ -164,7 +174,7 @@ class TagCore:
         self.config = config(**changes)
         self.core = Core(self.config, None, WIDTH, eos, texts)  # type: ignore[arg-type]
         self.runner = TagRunner(self.core)
-        self.core.runner = self.runner
+        self.core.wrap(lambda _: self.runner, self.runner.begins)
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, list[Output]] = {}
 

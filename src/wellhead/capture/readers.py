@@ -78,31 +78,33 @@ class Latest:
     """The rows that may still count where only the end decides: a few, with their positions."""
 
     def __init__(self, layers: Sequence[int], widths: Mapping[int, int], dtype: DType) -> None:
-        self._at: Positions = np.empty(0, np.int64)
-        self._rows = {layer: np.empty((0, widths[layer]), STORAGE[dtype]) for layer in layers}
+        self._at: list[Positions] = []
+        self._rows: dict[int, list[NDArray[Any]]] = {layer: [np.empty((0, widths[layer]), STORAGE[dtype])] for layer in layers}
 
     def add(self, at: Positions, rows: Kept) -> None:
-        self._at = np.concatenate([self._at, at])
-        for layer, kept in self._rows.items():
-            self._rows[layer] = np.concatenate([kept, rows[layer]])
+        # Joined only when some are let go, or at the end: where all but the last rows are wanted, none ever is.
+        self._at.append(at)
+        for layer, parts in self._rows.items():
+            parts.append(rows[layer].copy())
 
     def replace(self, at: Positions, rows: Kept) -> None:
         """Hold these rows and no others."""
-        self._at = at
-        self._rows = {layer: rows[layer].copy() for layer in self._rows}
+        self._at = [at]
+        self._rows = {layer: [rows[layer].copy()] for layer in self._rows}
 
     def settle(self, at: Positions) -> None:
-        if len(at) < len(self._at):
-            index = np.searchsorted(self._at, at)
-            self._rows = {layer: rows[index] for layer, rows in self._rows.items()}
-        self._at = at
+        known = np.concatenate(self._at)
+        if len(at) < len(known):
+            index = np.searchsorted(known, at)
+            self._rows = {layer: [np.concatenate(parts)[index]] for layer, parts in self._rows.items()}
+        self._at = [at]
 
     @property
     def nbytes(self) -> int:
-        return sum(rows.nbytes for rows in self._rows.values())
+        return sum(rows.nbytes for parts in self._rows.values() for rows in parts)
 
     def arrays(self, layers: Sequence[int]) -> list[NDArray[Any]]:
-        return [self._rows[layer] for layer in layers]
+        return [np.concatenate(self._rows[layer]) for layer in layers]
 
 
 class Reduced:
@@ -288,6 +290,6 @@ def make_readers(request: Request, dtype: DType, width: int) -> tuple[Reader, ..
     """The readers that a request asks for. ``width``: of the rows of every layer."""
     made = []
     for read in request.reads:
-        selection = read.rows.of(request.input_ids, request.sampling.max_new_tokens)
+        selection = read.rows.of(request.input_ids, request.sampling.max_new_tokens, read.field)
         made.append(Reader(read, selection, dtype, dict.fromkeys(read.layers, width), request.prompt_tokens))
     return tuple(made)

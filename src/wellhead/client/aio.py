@@ -13,7 +13,7 @@ import httpx
 from wellhead import on_error as on_error_rule
 from wellhead.client import extraction, generation
 from wellhead.client.exchange import Call, Dropped, Response, Retry, Sleep, Step, exchange
-from wellhead.client.extraction import IN_FLIGHT, Extracted, Limits, Wanted
+from wellhead.client.extraction import IN_FLIGHT, Extracted, ServerLimits, Wanted
 from wellhead.client.settings import HEALTH, INFO, check_url, headers, progress_bar
 from wellhead.errors import ServerUnreachable, WellheadError
 from wellhead.on_error import OnError
@@ -37,7 +37,7 @@ class AsyncClient:
         self._retry = retry or Retry()
         self._rng = random.Random()
         self._in_flight = max(1, in_flight)
-        self._limits: Limits | None = None
+        self._limits: ServerLimits | None = None
         pool = httpx.Limits(max_connections=None, max_keepalive_connections=self._in_flight)
         wait_for = httpx.Timeout(timeout, connect=min(timeout, 10.0))
         self._http = httpx.AsyncClient(
@@ -125,9 +125,9 @@ class AsyncClient:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _known_limits(self) -> Limits:
+    async def _known_limits(self) -> ServerLimits:
         if self._limits is None:
-            self._limits = Limits.of(await self.server_info())
+            self._limits = ServerLimits.of(await self.server_info())
         return self._limits
 
     # --- generate -----------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from wellhead.encoding import safetensors
 from wellhead.errors import InternalError, InvalidRequest, WellheadError
 from wellhead.halving import Halving
 from wellhead.on_error import OnError, settled
-from wellhead.reads import parse_reduce, parse_rows
+from wellhead.reads import as_json, parse_reduce, parse_rows
 from wellhead.reductions import FIRST, ROWS
 from wellhead.types import DTYPES, STORAGE, DType, HiddenStates
 
@@ -33,7 +33,7 @@ IN_FLIGHT = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """What one request may hold: texts, bytes of JSON, and tokens (``None``: any number)."""
 
     texts: int
@@ -42,13 +42,13 @@ class Limits:
     hidden_size: int
 
     @staticmethod
-    def of(info: Payload) -> Limits:
+    def of(info: Payload) -> ServerLimits:
         """From a reply of ``/server_info``; what it does not say is not a limit."""
         try:
             said, width = info.get("limits") or {}, int(info["hidden_size"])
             texts, size = int(said.get("max_batch_size") or BATCH_TEXTS), int(said.get("max_body_bytes") or BATCH_BYTES)
             tokens = said.get("max_request_tokens")
-            return Limits(min(texts, BATCH_TEXTS), min(size, BATCH_BYTES), None if tokens is None else int(tokens), width)
+            return ServerLimits(min(texts, BATCH_TEXTS), min(size, BATCH_BYTES), None if tokens is None else int(tokens), width)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InternalError(f"/server_info makes no sense: {error!r}") from error
 
@@ -81,7 +81,7 @@ class Wanted:
             return Wanted({"mode": mode}, numbers, known, mode != "full")
         one = rows is not None and parse_rows(rows, "rows", ())[1]
         vector = parse_reduce(reduce, FIRST if one else ROWS, "reduce") != ROWS
-        said = {"rows": _as_json(rows), "reduce": reduce}
+        said = {"rows": as_json(rows), "reduce": reduce}
         return Wanted({name: value for name, value in said.items() if value is not None}, numbers, known, vector)
 
     def call(self, inputs: list[Any]) -> Call:
@@ -92,13 +92,6 @@ class Wanted:
         return Call("POST", "/v1/hidden_states", payload, accept=safetensors.MEDIA_TYPE)
 
 
-def _as_json(rows: Any) -> Any:
-    if isinstance(rows, slice):
-        given = {"start": rows.start, "stop": rows.stop, "step": rows.step}
-        return {name: value for name, value in given.items() if value is not None}
-    return list(rows) if isinstance(rows, (tuple, range)) else rows
-
-
 def check_texts(texts: Any) -> Iterator[Any]:
     """Texts to iterate over; one text alone is refused."""
     if isinstance(texts, (str, bytes)):
@@ -106,7 +99,7 @@ def check_texts(texts: Any) -> Iterator[Any]:
     return iter(texts)
 
 
-def batches(texts: Iterable[Any], limits: Limits) -> Iterator[list[Item]]:
+def batches(texts: Iterable[Any], limits: ServerLimits) -> Iterator[list[Item]]:
     """``(index, text)`` in lists that fit one request each; strings and lists of token ids are never mixed."""
     held: list[Item] = []
     size = tokens = 0
@@ -138,8 +131,8 @@ def _cost(item: Any) -> tuple[int, int]:
     if not isinstance(item, str):
         return 0, 0
     plain = item.isascii() and item.isprintable()
-    as_json = len(item) + item.count("\\") + item.count('"') + 4 if plain else 12 * len(item) + 4
-    return as_json, len(item.encode("utf-8", "surrogatepass")) + 2
+    written = len(item) + item.count("\\") + item.count('"') + 4 if plain else 12 * len(item) + 4
+    return written, len(item.encode("utf-8", "surrogatepass")) + 2
 
 
 def part(items: list[Item], wish: Wanted, retry: Retry, rng: random.Random) -> Part:

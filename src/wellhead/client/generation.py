@@ -6,12 +6,17 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from wellhead.client.events import EventStream
 from wellhead.client.exchange import Call, Payload, Response, error_of
 from wellhead.encoding import base64
 from wellhead.errors import InternalError, ServerUnreachable, WellheadError
+from wellhead.reads import as_json
 
 DONE = "[DONE]"
+_OF_ROWS = ("hidden_states_rows", "reads")
+_LABELS: Mapping[str, type[np.integer[Any]]] = {"hidden_states_positions": np.int64, "hidden_states_token_ids": np.int32}
 
 
 def generate_call(
@@ -19,11 +24,12 @@ def generate_call(
 ) -> Call:
     """The request. Hidden states travel as base64, which ``result`` turns into arrays."""
     payload: Payload = {
-        "text": prompt, "input_ids": input_ids, "sampling_params": sampling_params, **fields,
-        "return_hidden_states": return_hidden_states, "stream": stream,
+        "text": prompt, "input_ids": input_ids, "sampling_params": sampling_params,
+        **{name: as_json(value) if name in _OF_ROWS else value for name, value in fields.items()},
+        "return_hidden_states": as_json(return_hidden_states), "stream": stream,
     }  # fmt: skip
     wishes = (return_hidden_states, *(fields.get(name) for name in ("hidden_states_rows", "hidden_states_reduce", "reads")))
-    wanted = any(wish not in (None, False) for wish in wishes)
+    wanted = any(wish is not None and wish is not False for wish in wishes)  # position 0 equals False
     given = {k: v for k, v in payload.items() if v is not None}
     light = {"hidden_states_format": "base64"} if wanted else {}
     return Call("POST", "/generate", {**light, **given}, idempotent=False, stream=stream)
@@ -36,7 +42,8 @@ def results(reply: Response) -> Any:
 
 
 def result(value: Any) -> Any:
-    """One dict, its hidden states as ``Engine.generate`` gives them: float32 arrays, which are read-only."""
+    """One dict, its hidden states as ``Engine.generate`` gives them: float32 arrays, which are read-only; with their
+    positions int64 and, if asked for, token ids int32."""
     meta = value.get("meta_info") if isinstance(value, dict) else None
     if not isinstance(meta, dict):
         return value
@@ -44,6 +51,9 @@ def result(value: Any) -> Any:
         for shown in (meta, *meta.get("reads", {}).values()):
             if isinstance(shown.get("hidden_states"), dict):
                 shown["hidden_states"] = base64.entries(shown["hidden_states"])
+            for name, kind in _LABELS.items():
+                if name in shown:
+                    shown[name] = np.array(shown[name], kind)
     except (WellheadError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise InternalError(f"the server's hidden states cannot be read: {error}") from error
     return value

@@ -14,7 +14,7 @@ import httpx
 from wellhead import on_error as on_error_rule
 from wellhead.client import extraction, generation
 from wellhead.client.exchange import Call, Dropped, Response, Retry, Sleep, Step, exchange
-from wellhead.client.extraction import IN_FLIGHT, Extracted, Limits, Wanted
+from wellhead.client.extraction import IN_FLIGHT, Extracted, ServerLimits, Wanted
 from wellhead.client.settings import HEALTH, INFO, check_url, headers, progress_bar
 from wellhead.errors import ServerUnreachable, WellheadError
 from wellhead.on_error import OnError
@@ -43,7 +43,7 @@ class Client:
         self._retry = retry or Retry()
         self._rng = random.Random()
         self._in_flight = max(1, in_flight)
-        self._limits: Limits | None = None
+        self._limits: ServerLimits | None = None
         pool = httpx.Limits(max_connections=None, max_keepalive_connections=self._in_flight)
         wait_for = httpx.Timeout(timeout, connect=min(timeout, 10.0))
         self._http = httpx.Client(
@@ -143,9 +143,9 @@ class Client:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _known_limits(self) -> Limits:
+    def _known_limits(self) -> ServerLimits:
         if self._limits is None:
-            self._limits = Limits.of(self.server_info())
+            self._limits = ServerLimits.of(self.server_info())
         return self._limits
 
     # --- generate -----------------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def assemble(options: EngineConfig) -> Assembled:
         clock.lap("weights")
         config = _resolve(options, [model.spec, *([draft.spec] if draft is not None else [])], dtype, device, free, head_layers)
         heads = Heads(files, options, config, spec, _lm_rows(path, spec, dtype, tokenizer))
-        target = EagerRunner(model, config, frozenset(draft.reads) if draft is not None else frozenset())
+        target = EagerRunner(model, config, frozenset(draft.draws_on) if draft is not None else frozenset())
         runner: Runner = SpeculativeRunner(target, draft, config) if draft is not None else target
         texts = TextStreams(tokenizer) if tokenizer is not None else None
         core = Core(config, runner, spec.hidden_size, spec.eos_token_ids, texts)

@@ -87,6 +87,7 @@ class Core:
         self._ended: list[Output] = []
         self._runway = Runway(lambda plan: self.runner.run(plan))
         self._flight: Flight | None = None
+        self._told: Callable[[Plan], object] = lambda plan: None
 
     @property
     def idle(self) -> bool:
@@ -168,73 +169,71 @@ class Core:
         """Plan, run, judge, settle. A failure of the step ends its sequences with an error; the engine goes on,
         unless it is ``EngineClosed``, which is raised: what computes is gone.
 
-        With overlap, a call starts a step, or waits for the one that runs, and meanwhile plans the next; that is under way
-        before this one is judged.
+        With overlap, a call starts a step; or it plans the next one while a step runs, waits for that, and judges it when the
+        next is under way.
         """
         self._expire()
-        outputs = self._land(self._flight) if self._flight is not None else self._begin()
+        overlap, outputs = self.config.overlap, list[Output]()
+        flight = self._flight if self._flight is not None else self._take_off(self.scheduler.plan())
+        if flight is None:
+            if not self.scheduler.idle and not self._ended:
+                self._fail_stuck()
+        elif overlap and flight is not self._flight:
+            self._flight = flight  # it is under way, and the next call waits for it
+        else:
+            plan, self._flight = flight.plan, None
+            ahead = self.scheduler.plan_ahead(plan) if overlap else None
+            try:
+                result = self._wait(flight, ahead)
+                self._flight = self._take_off(filled(ahead, plan, result)) if ahead is not None else None
+                outputs = self.results.process(plan, result, self.scheduler.get)
+                self.scheduler.settle(plan)
+                self._count_step(plan, result)
+            except EngineClosed:
+                raise
+            except Exception as error:
+                log.exception("step %d failed", plan.number)
+                outputs = []
+                self._fail(plan, error)
         ended, self._ended = self._ended, []
         self._count(ended + outputs)
         return ended + outputs
 
-    def _begin(self) -> list[Output]:
-        plan = self.scheduler.plan()
+    def _take_off(self, plan: Plan) -> Flight | None:
+        """A step, if there is anything to run. With overlap it runs at once, else when it is waited for."""
         if not plan.rows:
-            if not self.scheduler.idle and not self._ended:
-                self._fail_stuck()
-            return []
-        if self.config.overlap:
-            self._take_off(plan)
-            return []
+            return None
         self.latencies.begin(plan)
-        return self._attempt(plan, lambda: self.runner.run(plan))
+        self._told(plan)
+        return self._runway.start(plan) if self.config.overlap else Flight(plan, lambda: self.runner.run(plan))
 
-    def _take_off(self, plan: Plan) -> None:
-        self.latencies.begin(plan)
-        self._flight = self._runway.start(plan)
-
-    def _land(self, flight: Flight) -> list[Output]:
-        """Wait for a step, start the one that was planned meanwhile, and only then judge the first."""
-        ahead = self.scheduler.plan_ahead(flight.plan)
-        self._flight = None
-
-        def wait() -> StepResult:
-            try:
-                result = flight.result()
-            except Exception:
-                if ahead is not None:
-                    self.scheduler.withdraw(ahead)
-                raise
-            following = filled(ahead, flight.plan, result) if ahead is not None else None
-            if following is not None and following.rows:
-                self._take_off(following)
-            return result
-
-        return self._attempt(flight.plan, wait)
-
-    def _attempt(self, plan: Plan, run: Callable[[], StepResult]) -> list[Output]:
-        outputs = []
-        try:
-            outputs = self._judge(plan, run)
-        except EngineClosed:
-            raise
-        except Exception as error:
-            log.exception("step %d failed", plan.number)
-            self._fail(plan, error)
-        return outputs
-
-    def _judge(self, plan: Plan, run: Callable[[], StepResult]) -> list[Output]:
+    def _wait(self, flight: Flight, ahead: Plan | None) -> StepResult:
+        """What came of a step. If it failed, a plan that was made ahead holds no longer."""
         started = time.perf_counter()
-        result = run()
-        self.counters.speculated(plan, result, time.perf_counter() - started)
-        outputs = self.results.process(plan, result, self.scheduler.get)
-        self.scheduler.settle(plan)
+        try:
+            result = flight.result()
+        except Exception:
+            if ahead is not None:
+                self.scheduler.withdraw(ahead)
+            raise
+        self.counters.speculated(flight.plan, result, time.perf_counter() - started)
+        return result
+
+    def _count_step(self, plan: Plan, result: StepResult) -> None:
         self.latencies.end(plan)
         counters = self.counters
         counters.steps += 1
         counters.computed_tokens += plan.tokens
         counters.rows += result.produced
-        return outputs
+
+    def wrap(self, around: Callable[[Runner], Runner], told: Callable[[Plan], object] | None = None) -> None:
+        """Put a runner around the one there is, between two steps: for tests, and for whoever wants to see plans and results.
+
+        The runner is called where steps run, with overlap on a thread of its own; ``told`` here, with each plan, just before.
+        """
+        self.runner = around(self.runner)
+        if told is not None:
+            self._told = told
 
     def close(self) -> None:
         """Wait for the step that runs, and forget what comes of it. The core is not used afterwards."""

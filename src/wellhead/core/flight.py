@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,13 +14,10 @@ from wellhead.step import UNKNOWN, Plan, PlanRow, StepResult
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A step that runs. ``result`` waits for it, and raises what it raised."""
+    """A step that runs, or is about to. ``result`` waits for it, and raises what it raised."""
 
     plan: Plan
-    future: Future[StepResult]
-
-    def result(self) -> StepResult:
-        return self.future.result()
+    result: Callable[[], StepResult]
 
 
 class Runway:
@@ -31,7 +28,7 @@ class Runway:
         self._pool = ThreadPoolExecutor(1, "wellhead-step")
 
     def start(self, plan: Plan) -> Flight:
-        return Flight(plan, self._pool.submit(self._run, plan))
+        return Flight(plan, self._pool.submit(self._run, plan).result)
 
     def close(self) -> None:
         """Wait for the step that runs; none can be started afterwards."""

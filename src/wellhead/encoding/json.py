@@ -149,14 +149,21 @@ def decode(body: bytes | memoryview) -> Vectors:
         full = bool(value["full"])
         first = data[0]["hidden_states"]
         positions = [np.array(item["positions"], np.int64).reshape(-1) for item in data]
+        tokens = [np.array(item["token_ids"], np.int32).reshape(-1) for item in data] if "token_ids" in data[0] else None
         layers: list[Layer] = [_layer(la) for la in first] if isinstance(first, dict) else [None]
         arrays: dict[Layer, list[NDArray[Any]]] = {}
         for layer in layers:
             found = (item["hidden_states"] if layer is None else item["hidden_states"][str(layer)] for item in data)
-            arrays[layer] = [np.array(rows, np.float32) for rows in found]
+            arrays[layer] = _shaped([np.array(rows, np.float32) for rows in found], full)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise InvalidRequest(f"not an answer of hidden states: {error!r}") from error
-    return rebuild(arrays, positions, "float32", full, value)
+    return rebuild(arrays, positions, "float32", full, value, tokens)
+
+
+def _shaped(found: list[NDArray[np.float32]], full: bool) -> list[NDArray[np.float32]]:
+    """Where there are no rows, JSON does not say how wide they would be: as wide as others, or 0."""
+    width = max((rows.shape[-1] for rows in found if rows.ndim == 2), default=0)
+    return [rows.reshape(0, width) if full and not rows.size and rows.ndim == 1 else rows for rows in found]
 
 
 def _layer(key: str) -> int | str:

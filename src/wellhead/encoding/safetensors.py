@@ -3,7 +3,8 @@
 Tensors: ``hidden_states`` (or ``hidden_states.<layer>``) ``[n, H]``, one row per prompt; or, if all rows were asked for, the
 rows of all prompts one after another ``[rows, H]``, with ``offsets`` int64 ``[n + 1]``: prompt i has the rows from
 ``offsets[i]`` to ``offsets[i + 1]``.
-``positions`` (int64) are those of all prompts' rows one after another, with ``position_offsets`` int64 ``[n + 1]`` as above.
+``positions`` (int64) are those of all prompts' rows one after another, with ``position_offsets`` int64 ``[n + 1]`` as above;
+``token_ids`` (int64), if they were asked for, the tokens there.
 The metadata's ``wellhead`` holds the facts as JSON.
 """
 
@@ -38,6 +39,9 @@ def encode(vectors: Vectors) -> tuple[int | None, Iterator[bytes]]:
     positions = vectors.positions()
     whole["position_offsets"] = np.cumsum([0, *map(len, positions)])
     whole["positions"] = np.concatenate(positions)
+    token_ids = vectors.token_ids()
+    if token_ids is not None:
+        whole["token_ids"] = np.concatenate(token_ids)
     numbers, at = b"", 0
     for name, array in whole.items():
         numbers += array.astype("<i8").tobytes()
@@ -82,7 +86,7 @@ def _decode(view: memoryview) -> Vectors:
     full = bool(facts.pop("full"))
     parts = _parts(data, tensors)
     cuts = np.frombuffer(parts.pop("offsets"), "<i8").tolist() if full else None
-    positions = _positions(parts)
+    positions, token_ids = _positions(parts)
     arrays: dict[Layer, list[NDArray[Any]]] = {}
     dtype: DType = "float32"
     for name, part in parts.items():
@@ -92,15 +96,17 @@ def _decode(view: memoryview) -> Vectors:
             raise ValueError(f"offsets that do not divide {len(rows)} rows")
         spans = itertools.pairwise(cuts) if cuts is not None else ()
         arrays[layer_of(name)] = [rows[a:b] for a, b in spans] if cuts is not None else list(rows)
-    return rebuild(arrays, positions, dtype, full, facts)
+    return rebuild(arrays, positions, dtype, full, facts, token_ids)
 
 
-def _positions(parts: dict[str, memoryview]) -> list[Positions]:
-    """Those of each prompt; takes them out of ``parts``."""
+def _positions(parts: dict[str, memoryview]) -> tuple[list[Positions], list[NDArray[np.int32]] | None]:
+    """Those of each prompt, and the tokens there; takes them out of ``parts``."""
     cuts, at = (np.frombuffer(parts.pop(name), "<i8").astype(np.int64) for name in ("position_offsets", "positions"))
     if not len(cuts) or cuts[0] != 0 or cuts[-1] != len(at) or (np.diff(cuts) < 0).any():
         raise ValueError(f"position_offsets that do not divide {len(at)} positions")
-    return [at[a:b] for a, b in itertools.pairwise(cuts.tolist())]
+    spans = list(itertools.pairwise(cuts.tolist()))
+    tokens = np.frombuffer(parts.pop("token_ids"), "<i8").astype(np.int32) if "token_ids" in parts else None
+    return [at[a:b] for a, b in spans], None if tokens is None else [tokens[a:b] for a, b in spans]
 
 
 def _parts(data: memoryview, tensors: dict[str, Any]) -> dict[str, memoryview]:

@@ -51,6 +51,11 @@ class Vectors:
         """Of each prompt, which rows these are, or what was reduced."""
         return [s.positions for s in self.states]
 
+    def token_ids(self) -> list[NDArray[np.int32]] | None:
+        """Of each prompt, the tokens at these positions, if they were asked for."""
+        found = [s.token_ids for s in self.states if s.token_ids is not None]
+        return found if found and len(found) == len(self.states) else None
+
     def cast(self, index: int, layer: Layer) -> NDArray[Any]:
         """All rows of one prompt and layer, in the storage of ``dtype``."""
         return self.states[index].stored(layer, self.dtype)
@@ -80,8 +85,10 @@ def rebuild(
     dtype: DType,
     full: bool,
     facts: Mapping[str, Any],
+    token_ids: list[NDArray[np.int32]] | None = None,
 ) -> Vectors:  # fmt: skip
-    """Vectors from what a decoder found: per layer, one array per prompt (views are fine), and the positions of each.
+    """Vectors from what a decoder found: per layer, one array per prompt (views are fine), the positions of each, and the
+    tokens there if they came.
 
     ``positions`` is ``None`` where the format has no place for them: all rows from 0 on, or nothing known but one row.
     """
@@ -97,7 +104,8 @@ def rebuild(
     for i in range(count):
         mine = tuple(arrays[la][i] for la in layers)
         at = positions[i] if positions is not None else np.arange(len(mine[0]) if full else 0, dtype=np.int64)
-        if full and len(at) != len(mine[0]):
+        tokens = None if token_ids is None else token_ids[i]
+        if (full and len(at) != len(mine[0])) or (tokens is not None and len(tokens) != len(at)):
             raise InvalidRequest("the positions of the hidden states do not fit them")
         states.append(
             HiddenStates(
@@ -109,6 +117,7 @@ def rebuild(
                 reduce=reduce,
                 asked=None if layers == (None,) else tuple(la for la in layers if la is not None),
                 total_rows=_total(facts, i, prompts[i]),
+                token_ids=tokens,
             )
         )
     return Vectors(tuple(states), layers, dtype, full, facts)

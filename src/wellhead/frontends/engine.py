@@ -26,11 +26,17 @@ from wellhead.heads.head import Head
 from wellhead.on_error import OnError
 from wellhead.requests.normalize import Batch, normalize, reads_of
 from wellhead.requests.tokenizer import Tokenizer
+from wellhead.requests.words import speaking
 from wellhead.types import DTYPES, DType, HeadOutput, HiddenStates, Output, Read, Request, Scorer
 
 ExtractMode = Literal["last", "full", "mean"]
 Extracted = tuple[int, HiddenStates | Mapping[str, HiddenStates] | WellheadError]
 
+#: What ``extract`` calls the fields that its arguments become.
+EXTRACT_WORDS = {
+    "return_hidden_states": "mode", "hidden_states_pooling": "mode", "hidden_states_rows": "rows",
+    "hidden_states_reduce": "reduce", "hidden_states_layers": "layers",
+}  # fmt: skip
 #: Texts that are tokenised and submitted at once, and requests that may be in flight, in bulk extraction.
 BULK_BATCH = 128
 BULK_IN_FLIGHT = 512
@@ -354,7 +360,8 @@ class Engine:
         """
         wish = {"rows": rows, "reduce": reduce, "layers": layers, "reads": reads}
         fields = self._extract_fields(mode, **wish)
-        reads_of(fields, self._assembled.limits)
+        with speaking(EXTRACT_WORDS):
+            reads_of(fields, self._assembled.limits)
         total = len(texts) if isinstance(texts, Sized) else None
         return self._extract_all(
             _checked_texts(texts), fields, tqdm(desc="extract", unit=" texts", total=total, disable=not progress)
@@ -388,7 +395,8 @@ class Engine:
             kind = "text" if isinstance(part[0], str) else "input_ids"
             if not all(isinstance(text, (str, list, tuple, np.ndarray)) for text in part):
                 raise InvalidRequest("each text must be a string or a list of token ids", param=kind)
-            return self.normalize({kind: part, **fields}).requests
+            with speaking(EXTRACT_WORDS):
+                return self.normalize({kind: part, **fields}).requests
 
         most = self._assembled.config.max_queued
         size, in_flight = min(BULK_BATCH, most), min(BULK_IN_FLIGHT, most)
@@ -440,4 +448,4 @@ def as_dtype(states: HiddenStates, layer: int | str | None, dtype: DType) -> Any
 
 
 def _no_tokenizer(texts: list[str]) -> list[list[int]]:
-    raise InvalidRequest("this engine has no tokenizer; send input_ids", param="text")
+    raise InvalidRequest("this engine has no tokenizer; send token ids", param="text")

@@ -83,8 +83,11 @@ def _from_rows(args: argparse.Namespace, layers: list[int] | None, said: dict[st
             raise InvalidConfig(f"--{name.replace('_', '-')} is an engine's: give --model-path, or leave it out", param=name)
     header = _header(args.input)
     if header is not None:
-        mean = header["options"].get("mode") == "mean"
-        said = {"rows": "all" if mean else "last", "reduce": "mean" if mean else "rows", **said}
+        options, mean = header["options"], header["options"].get("mode") == "mean"
+        words = {"rows": "all" if mean else "last", "reduce": "mean" if mean else "rows"}
+        if "rows" in options:
+            words = {"rows": options["rows"], "reduce": options["reduce"]}
+        said = {**words, **said}
         said["provenance"] = {"model": header["model"], "engine": header["engine"], "template": header["options"].get("template")}
     return fit_rows(ParquetSource(args.input, args.label_column, layers, args.group_column, args.text_column), **said)
 

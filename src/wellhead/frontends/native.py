@@ -49,7 +49,7 @@ class Reply:
         self.reads: Mapping[str, HiddenStates] = {}
         self.heads: dict[str, HeadOutput] = {}
         self._heads_shown = False
-        self._rows_sent = 0
+        self._rows = 0
 
     @property
     def finished(self) -> bool:
@@ -67,6 +67,8 @@ class Reply:
         if self._heads_shown:  # what was shown is not shown again
             self.heads, self._heads_shown = {}, False
         merge_heads(self.heads, output.heads)
+        if output.hidden_states is not None:
+            self._rows += len(output.hidden_states.positions)
         if output.output_logprobs is not None:
             self._logprobs.append(output.output_logprobs)
         if output.prompt_logprobs is not None:
@@ -82,7 +84,7 @@ class Reply:
         if self.hidden_states is not None:
             meta |= labelled(self.hidden_states, encode)
             if self._finish is not None and any(read.each for read in self.request.reads):
-                meta["hidden_states_total"] = self.total_entries(self.hidden_states)
+                meta["hidden_states_total"] = self._total_entries(self.hidden_states)
         if self.reads:
             meta["reads"] = {name: labelled(states, encode) for name, states in self.reads.items()}
         if self.request.heads:
@@ -105,10 +107,9 @@ class Reply:
             **spec,
         }
 
-    @staticmethod
-    def total_entries(states: HiddenStates) -> int:
-        """How many entries there are in all: one for the prompt, one per row after it."""
-        return 1 + max(0, states.total_rows - states.prompt_rows)
+    def _total_entries(self, states: HiddenStates) -> int:
+        """How many entries there were in all: rows, or in SGLang's shape one for the prompt and one per row after it."""
+        return 1 + max(0, states.total_rows - states.prompt_rows) if states.sglang else self._rows
 
     def _logprob_fields(self, spec: LogprobSpec) -> dict[str, Any]:
         output = Logprobs.join(self._logprobs, spec)

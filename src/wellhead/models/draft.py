@@ -11,7 +11,7 @@ from wellhead.models.decoder import Decoder
 class StandaloneDraft:
     """A decoder, asked for its likeliest next token."""
 
-    reads: tuple[int, ...] = ()
+    draws_on: tuple[int, ...] = ()
 
     def __init__(self, decoder: Decoder) -> None:
         self.spec = decoder.spec

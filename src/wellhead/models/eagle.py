@@ -19,7 +19,7 @@ class EagleDraft:
 
     def __init__(self, files: EagleFiles, ops: Ops, positions: int, embedding: Packed, head: Packed) -> None:
         self.spec, self.ops = files.spec.model, ops
-        self.reads = files.spec.reads
+        self.draws_on = files.spec.draws_on
         self._embedding, self._head = embedding, head
         load = Loader(self.spec, ops, files.get)
         ropes = [rope_table(r, positions).to(ops.device) for r in self.spec.rope_tables]
@@ -56,7 +56,7 @@ class Eagle3Draft:
 
     def __init__(self, files: EagleFiles, ops: Ops, positions: int, embedding: Packed) -> None:
         self.spec, self.ops = files.spec.model, ops
-        self.reads = files.spec.reads
+        self.draws_on = files.spec.draws_on
         self._embedding = embedding
         load = Loader(self.spec, ops, files.get)
         ropes = [rope_table(r, positions).to(ops.device) for r in self.spec.rope_tables]

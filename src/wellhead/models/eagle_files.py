@@ -39,13 +39,13 @@ _SHARED = ("embed_tokens.weight", "lm_head.weight")
 class EagleSpec:
     """A draft's layers, in a ``ModelSpec``, and what is around them.
 
-    ``draft_vocab``: rows of its own head (EAGLE3), 0 if it uses the target's. ``reads``: the target's layers, as Hugging
+    ``draft_vocab``: rows of its own head (EAGLE3), 0 if it uses the target's. ``draws_on``: the target's layers, as Hugging
     Face numbers them. ``fc_bias``: is there one?
     """
 
     model: ModelSpec
     draft_vocab: int
-    reads: tuple[int, ...]
+    draws_on: tuple[int, ...]
     fc_bias: bool = False
 
     @property

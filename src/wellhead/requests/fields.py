@@ -293,7 +293,7 @@ TABLE: tuple[Field, ...] = (
     Field(name="reduce", on=("hidden_states",), schema=REDUCE, example="mean", way=Way.PASSED,
           engine=("hidden_states_reduce",), doc="what becomes of them; by default nothing, or the one row if one is meant"),
     Field(name="return_token_ids", on=("hidden_states",), schema=BOOL, default=False, example=True, way=Way.PASSED,
-          engine=("hidden_states_token_ids",), doc="the rows' tokens, beside their positions (JSON)"),
+          engine=("hidden_states_token_ids",), doc="the rows' tokens, as `token_ids` beside their positions (not in `.npy`)"),
     Field(name="hidden_states_rows", on=("generate", *OPENAI), schema=ROWS_WORDS, example="-2:", way=Way.PASSED,
           doc="which rows, in [any of these words](hidden-states.md#rows): `\"last\"`, `\"all\"`, `\"prompt\"`, `\"output\"`, a "
               "position, `\"start:stop:step\"`, a list of positions, or an object"),
@@ -305,6 +305,10 @@ TABLE: tuple[Field, ...] = (
           example={"a": {"rows": "last"}, "b": {"rows": "prompt", "reduce": "mean"}},
           doc="several wishes by name, each an object with `rows`, `reduce`, `layers`; from one pass. The reply's `reads` has "
               "them by name"),
+    Field(name="reads", on=("hidden_states",), schema=READS, way=Way.PASSED,
+          example={"a": {"rows": "last"}, "b": {"rows": "prompt", "reduce": "mean"}},
+          doc="several wishes by name, each an object with `rows`, `reduce`, `layers`, from one pass; in JSON alone, as "
+              "`data[i].reads`, by name"),
     # heads
     Field(name="heads", on=("generate", *OPENAI, "hidden_states"), schema=HEADS, default=[], example=[], way=Way.PASSED,
           doc="heads that judge the prompt and the rows of the answer: a list of names, or an object from name to `rows`, "

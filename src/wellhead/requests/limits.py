@@ -20,7 +20,3 @@ class Limits:
     special_ids: frozenset[int] = frozenset()
     has_head: bool = True
     heads: Mapping[str, Scorer] = field(default_factory=dict)
-
-    @property
-    def pool_tokens(self) -> int:
-        return self.config.max_total_tokens

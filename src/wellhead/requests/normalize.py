@@ -23,6 +23,7 @@ from wellhead.errors import (
     InvalidRequest,
     NoLMHead,
     PromptTooLong,
+    RowOutOfRange,
     TokenOutOfRange,
     UnsupportedField,
 )
@@ -32,6 +33,7 @@ from wellhead.requests.fields import Way, asks_for_nothing, at
 from wellhead.requests.heads import wished
 from wellhead.requests.limits import Limits
 from wellhead.requests.sampling import is_finite_number, normalize_sampling
+from wellhead.requests.words import word
 from wellhead.types import LogprobSpec, Pooling, Request, SamplingParams
 
 #: Fields of SGLang's request that this engine does not serve. Refused when they ask for something.
@@ -63,7 +65,8 @@ def parse_mode(value: Any) -> CaptureMode:
     if isinstance(value, str) and value == "last":
         return CaptureMode.LAST
     raise InvalidRequest(
-        f'return_hidden_states must be true, false or "last", or an object with {", ".join(READ_KEYS)}, not {value!r:.80}',
+        f'{word("return_hidden_states")} must be true, false or "last", or an object with {", ".join(READ_KEYS)}, '
+        f"not {value!r:.80}",
         param="return_hidden_states",
     )
 
@@ -120,14 +123,14 @@ def _check_headless(sampling: list[SamplingParams], logprobs: list[LogprobSpec |
     for params in sampling:
         if params.max_new_tokens:
             raise NoLMHead(
-                f"max_new_tokens {params.max_new_tokens} asks for tokens, but this model was saved without its LM head and gives "
-                "hidden states alone; set max_new_tokens to 0",
+                f"{word('max_new_tokens')} {params.max_new_tokens} asks for tokens, but this model was saved without its LM head "
+                f"and gives hidden states alone; set {word('max_new_tokens')} to 0",
                 param="max_new_tokens",
             )
     if any(spec is not None for spec in logprobs):
         raise NoLMHead(
-            "return_logprob asks for log-probabilities, but this model was saved without its LM head and gives hidden states "
-            "alone",
+            f"{word('return_logprob')} asks for log-probabilities, but this model was saved without its LM head and gives hidden "
+            "states alone",
             param="return_logprob",
         )
 
@@ -139,7 +142,7 @@ def _check_fields(payload: Mapping[str, Any]) -> None:
         if name in NOT_SERVED:
             if asks_for_nothing(NOT_SERVED[name], value):
                 continue
-            raise UnsupportedField(f"{name} is not served by this engine", param=name)
+            raise UnsupportedField(f"{word(name)} is not served by this engine", param=name)
         raise InvalidRequest(f"unknown field {name!r}", param=str(name))
 
 
@@ -147,7 +150,7 @@ def _check_idle(payload: Mapping[str, Any], logprobs: list[LogprobSpec | None]) 
     """Refuse what is asked for and could have no effect. A value that is the field's default asks for nothing."""
     for name in OF_LOGPROBS:
         if not any(logprobs) and _asks(name, payload.get(name)):
-            raise InvalidRequest(f"{name} is given, but return_logprob asks for none", param=name)
+            raise InvalidRequest(f"{word(name)} is given, but {word('return_logprob')} asks for none", param=name)
 
 
 def _asks(name: str, value: Any) -> bool:
@@ -159,17 +162,18 @@ def _asks(name: str, value: Any) -> bool:
 def _prompts(payload: Mapping[str, Any], limits: Limits, encode: Encode) -> tuple[list[NDArray[np.int32]], bool]:
     text, ids = payload.get("text"), payload.get("input_ids")
     if (text is None) == (ids is None):
-        raise InvalidRequest("give exactly one of text and input_ids", param="text")
+        raise InvalidRequest(f"give exactly one of {word('text')} and {word('input_ids')}", param="text")
     if text is not None:
         return _texts(text, limits, encode)
     if isinstance(ids, np.ndarray):
         ids = ids.tolist()
     if not isinstance(ids, (list, tuple)):
         raise InvalidRequest(
-            f"input_ids must be a list of token ids or a list of such lists, not {type(ids).__name__}", param="input_ids"
+            f"{word('input_ids')} must be a list of token ids or a list of such lists, not {type(ids).__name__}",
+            param="input_ids",
         )
     if not ids:
-        raise EmptyPrompt("input_ids is empty", param="input_ids")
+        raise EmptyPrompt(f"{word('input_ids')} is empty", param="input_ids")
     nested = isinstance(ids[0], (list, tuple, np.ndarray))
     rows = ids if nested else [ids]
     return [_check_ids(row, limits.vocab_size, i, len(rows)) for i, row in enumerate(rows)], not nested
@@ -177,18 +181,18 @@ def _prompts(payload: Mapping[str, Any], limits: Limits, encode: Encode) -> tupl
 
 def _texts(text: Any, limits: Limits, encode: Encode) -> tuple[list[NDArray[np.int32]], bool]:
     if not limits.has_tokenizer:
-        raise InvalidRequest("this engine has no tokenizer; send input_ids", param="text")
+        raise InvalidRequest("this engine has no tokenizer; send token ids", param="text")
     single = isinstance(text, str)
     texts = [text] if single else text
     if not isinstance(texts, (list, tuple)):
-        raise InvalidRequest(f"text must be a string or a list of strings, not {type(text).__name__}", param="text")
+        raise InvalidRequest(f"{word('text')} must be a string or a list of strings, not {type(text).__name__}", param="text")
     if not texts:
         raise EmptyPrompt("the batch is empty", param="text")
     for i, one in enumerate(texts):
         if not isinstance(one, str):
-            raise InvalidRequest(f"text{_at(i, len(texts))} must be a string, not {type(one).__name__}", param="text")
+            raise InvalidRequest(f"{word('text')}{_at(i, len(texts))} must be a string, not {type(one).__name__}", param="text")
         if not one:
-            raise EmptyPrompt(f"text{_at(i, len(texts))} is empty", param="text")
+            raise EmptyPrompt(f"{word('text')}{_at(i, len(texts))} is empty", param="text")
     encoded = encode(list(texts))
     return [_check_ids(row, limits.vocab_size, i, len(texts), "text") for i, row in enumerate(encoded)], single
 
@@ -196,17 +200,19 @@ def _texts(text: Any, limits: Limits, encode: Encode) -> tuple[list[NDArray[np.i
 def _check_ids(row: Any, vocab_size: int, i: int, count: int, param: str = "input_ids") -> NDArray[np.int32]:
     where = _at(i, count)
     if not isinstance(row, (list, tuple, np.ndarray)):
-        raise InvalidRequest(f"input_ids{where} must be a list of token ids", param=param)
+        raise InvalidRequest(f"{word('input_ids')}{where} must be a list of token ids", param=param)
     if len(row) == 0:
-        raise EmptyPrompt(f"{param}{where} has no tokens", param=param)
+        raise EmptyPrompt(f"{word(param)}{where} has no tokens", param=param)
     if isinstance(row, np.ndarray) and (row.ndim != 1 or row.dtype.kind not in "iu"):
-        raise InvalidRequest(f"input_ids{where} must be one-dimensional and whole numbers", param=param)
+        raise InvalidRequest(f"{word('input_ids')}{where} must be one-dimensional and whole numbers", param=param)
     if not isinstance(row, np.ndarray) and any(type(t) is not int and not isinstance(t, np.integer) for t in row):
         bad = next(t for t in row if type(t) is not int and not isinstance(t, np.integer))
-        raise InvalidRequest(f"input_ids{where}: {bad!r} is not a token id", param=param)
+        raise InvalidRequest(f"{word('input_ids')}{where}: {bad!r} is not a token id", param=param)
     low, high = min(row), max(row)
     if low < 0 or high >= vocab_size:
-        raise TokenOutOfRange(f"{param}{where}: token id {low if low < 0 else high} is outside [0, {vocab_size})", param=param)
+        raise TokenOutOfRange(
+            f"{word(param)}{where}: token id {low if low < 0 else high} is outside [0, {vocab_size})", param=param
+        )
     return np.array(row, np.int32)
 
 
@@ -215,15 +221,15 @@ def _check_length(ids: NDArray[np.int32], params: SamplingParams, limits: Limits
     where, prompt = _at(i, count), len(ids)
     if prompt + new > limits.config.context_length:
         raise PromptTooLong(
-            f"prompt{where} has {prompt} tokens, with max_new_tokens {new} that is {prompt + new}; the context is "
+            f"prompt{where} has {prompt} tokens, with {word('max_new_tokens')} {new} that is {prompt + new}; the context is "
             f"{limits.config.context_length}",
             param="max_new_tokens" if prompt < limits.config.context_length else came_as,
         )
     rows = prompt + max(0, new - 1)
-    if rows > limits.pool_tokens:
+    if rows > limits.config.max_total_tokens:
         raise PromptTooLong(
-            f"prompt{where} has {prompt} tokens, with max_new_tokens {new} it needs {rows} slots; the KV pool has "
-            f"{limits.pool_tokens} (max_total_tokens)",
+            f"prompt{where} has {prompt} tokens, with {word('max_new_tokens')} {new} it needs {rows} slots; the KV pool has "
+            f"{limits.config.max_total_tokens} (max_total_tokens)",
             param=came_as,
         )
 
@@ -248,14 +254,14 @@ def _reads(
     """Per prompt, what is wanted of its rows; all of it can be had."""
     wishes = _wishes(payload, len(prompts), single, limits)
     cost = max((mode_of([read for read, _ in wish]) for wish in wishes), default=CaptureMode.NULL)
-    check_ceiling(cost, limits.config.ceiling)
+    check_ceiling(cost, limits.config.ceiling, _asking(payload))
     token_ids = _flag(payload, "hidden_states_token_ids")
     found = []
     for i, (wish, prompt, params) in enumerate(zip(wishes, prompts, sampling, strict=True)):
         reads = tuple(_in_tokens(read, chars, payload, i, single, prompt, spans) if chars else read for read, chars in wish)
         reads = tuple(replace(read, token_ids=token_ids) for read in reads)
         for read in reads:
-            read.rows.of(prompt, params.max_new_tokens)
+            read.rows.of(prompt, params.max_new_tokens, _asking(payload))
         found.append(reads)
     return found
 
@@ -263,8 +269,14 @@ def _reads(
 def reads_of(payload: Mapping[str, Any], limits: Limits) -> tuple[Read, ...]:
     """What a payload wants of the rows of any one prompt. Raises ``InvalidRequest`` for what is wrong for all of them."""
     reads = tuple(read for read, _ in _wishes(payload, 1, True, limits)[0])
-    check_ceiling(mode_of(reads), limits.config.ceiling)
+    check_ceiling(mode_of(reads), limits.config.ceiling, _asking(payload))
     return reads
+
+
+def _asking(payload: Mapping[str, Any]) -> str:
+    """The field that says which rows."""
+    asking = ("reads", "hidden_states_rows", "hidden_states_reduce")
+    return next((name for name in asking if payload.get(name) is not None), "return_hidden_states")
 
 
 def _wishes(payload: Mapping[str, Any], count: int, single: bool, limits: Limits) -> list[list[Wished]]:
@@ -281,8 +293,8 @@ def _wishes(payload: Mapping[str, Any], count: int, single: bool, limits: Limits
     wishes = [_wish(value, payload, new, limits) for value in values]
     if not any(wishes):
         for name in READ_FIELDS:
-            if payload.get(name) not in (None, False, "none"):
-                raise InvalidRequest(f"{name} is given, but return_hidden_states asks for none", param=name)
+            if _given(payload, name):
+                raise InvalidRequest(f"{word(name)} is given, but {word('return_hidden_states')} asks for none", param=name)
     if each and not any(read.each for wish in wishes for read, _ in wish):
         raise InvalidRequest(
             "incremental_hidden_states sends rows as they come: it needs rows that are neither one vector nor counted from the "
@@ -290,6 +302,12 @@ def _wishes(payload: Mapping[str, Any], count: int, single: bool, limits: Limits
             param="incremental_hidden_states",
         )
     return wishes
+
+
+def _given(payload: Mapping[str, Any], name: str) -> bool:
+    """Does a field ask for something? (Position 0 does, though it equals False.)"""
+    value = payload.get(name)
+    return not (value is None or value is False or (isinstance(value, str) and value == "none"))
 
 
 def _in_pieces(read: Read) -> bool:
@@ -302,9 +320,9 @@ def _wish(value: Any, payload: Mapping[str, Any], new: Mapping[str, Any], limits
     """One prompt's ``return_hidden_states``, and the fields beside it."""
     name = "return_hidden_states"
     if isinstance(value, Mapping) and value:
-        if any(payload.get(field) not in (None, False, "none") for field in READ_FIELDS[:4]):
-            field = next(f for f in READ_FIELDS[:4] if payload.get(f) not in (None, False, "none"))
-            raise InvalidRequest(f"{field} is given, and {name} is an object that says it too", param=field)
+        field = next((f for f in READ_FIELDS[:4] if _given(payload, f)), None)
+        if field is not None:
+            raise InvalidRequest(f"{word(field)} is given, and {word(name)} is an object that says it too", param=field)
         return [_read(value, name, limits, each=_flag(payload, "incremental_hidden_states"))]
     mode = parse_mode(value)
     if mode is CaptureMode.NULL:
@@ -312,7 +330,8 @@ def _wish(value: Any, payload: Mapping[str, Any], new: Mapping[str, Any], limits
     pooling = _pooling(payload)
     if new and pooling is not Pooling.NONE:
         raise InvalidRequest(
-            "hidden_states_pooling is the older word for hidden_states_reduce: give one", param="hidden_states_pooling"
+            f"{word('hidden_states_pooling')} is the older word for {word('hidden_states_reduce')}: give one",
+            param="hidden_states_pooling",
         )
     said = {key: new[f"hidden_states_{key}"] for key in ("rows", "reduce") if f"hidden_states_{key}" in new}
     if not said:
@@ -334,10 +353,10 @@ def _named(payload: Mapping[str, Any], values: list[Any], limits: Limits) -> lis
     """Several reads, by name."""
     reads = payload["reads"]
     if any(v is not False for v in values):
-        raise InvalidRequest("reads and return_hidden_states say the same thing: give one", param="reads")
+        raise InvalidRequest(f"reads and {word('return_hidden_states')} say the same thing: give one", param="reads")
     for name in (*READ_FIELDS[:4], "incremental_hidden_states"):
-        if payload.get(name) not in (None, False, "none"):
-            raise InvalidRequest(f"{name} is given, but each of reads says it for itself", param=name)
+        if _given(payload, name):
+            raise InvalidRequest(f"{word(name)} is given, but each of reads says it for itself", param=name)
     if not isinstance(reads, Mapping) or not 1 <= len(reads) <= MOST_READS:
         raise InvalidRequest(f"reads must be an object of 1 to {MOST_READS} reads by name", param="reads")
     found = []
@@ -355,9 +374,11 @@ def _read(wish: Mapping[str, Any], param: str, limits: Limits, *, each: bool = F
     """``rows``, ``reduce`` and ``layers`` -> a read. ``param``: the field, or what its fields' names begin with."""
     unknown = [key for key in wish if key not in READ_KEYS]
     if unknown:
-        raise InvalidRequest(f"{param} has an unknown key {unknown[0]!r:.80}; there are {', '.join(READ_KEYS)}", param=param)
+        raise InvalidRequest(
+            f"{word(param)} has an unknown key {unknown[0]!r:.80}; there are {', '.join(READ_KEYS)}", param=param
+        )
     whole = param != "hidden_states"
-    fields = {key: param if whole else f"hidden_states_{key}" for key in READ_KEYS}
+    fields = {key: word(param if whole else f"hidden_states_{key}") for key in READ_KEYS}
     special = sorted(limits.special_ids) if limits.has_tokenizer else None
     rows, one, chars = parse_rows("all" if wish.get("rows") is None else wish["rows"], fields["rows"], special)
     reduce = parse_reduce(wish.get("reduce"), FIRST if one else ROWS, fields["reduce"])
@@ -375,10 +396,10 @@ def _in_tokens(
     """Spans of characters -> the positions of the tokens that touch them."""
     text = payload.get("text")
     if text is None or spans is None:
-        raise InvalidRequest("chars are of a prompt's text, and this prompt came as token ids", param="hidden_states_rows")
+        raise InvalidRequest("chars are of a prompt's text, and this prompt came as token ids", param=_asking(payload))
     text = text if single else text[i]
     if chars[-1][1] > len(text) or any(stop > len(text) for _, stop in chars):
-        raise InvalidRequest(f"chars: the prompt's text has {len(text)} characters", param="hidden_states_rows")
+        raise RowOutOfRange(f"chars: the prompt's text has {len(text)} characters", param=_asking(payload))
     offsets = np.array(spans(text), np.int64).reshape(-1, 2)
     if len(offsets) != len(prompt):
         raise InternalError(f"{len(offsets)} offsets for {len(prompt)} tokens")
@@ -397,20 +418,20 @@ def _default_layers(config: Resolved) -> tuple[int, ...]:
     return (config.layers if config.layers in config.capture_layers else max(config.capture_layers),)
 
 
-def check_ceiling(mode: CaptureMode, ceiling: CaptureMode) -> None:
-    """Refuse a mode above what the engine was started with, and say how to start it."""
+def check_ceiling(mode: CaptureMode, ceiling: CaptureMode, param: str) -> None:
+    """Refuse a mode, asked for in the field ``param``, above what the engine was started with, and say how to start it."""
     if mode <= ceiling:
         return
     if ceiling is CaptureMode.NULL:
         raise CaptureDisabled(
             "this server does not return hidden states; start it with --return-hidden-states-mode last|full "
             "(or --enable-return-hidden-states, which means full)",
-            param="return_hidden_states",
+            param=param,
         )
     raise CaptureAboveCeiling(
         f"this request needs the capture mode '{mode.word}', above the server's maximum '{ceiling.word}'; "
         f"start it with --return-hidden-states-mode {mode.word}",
-        param="return_hidden_states",
+        param=param,
     )
 
 
@@ -448,7 +469,9 @@ def _pooling(payload: Mapping[str, Any]) -> Pooling:
         return Pooling.NONE
     if value in ("none", "mean"):
         return Pooling(value)
-    raise InvalidRequest(f'hidden_states_pooling must be "none" or "mean", not {value!r}', param="hidden_states_pooling")
+    raise InvalidRequest(
+        f'{word("hidden_states_pooling")} must be "none" or "mean", not {value!r}', param="hidden_states_pooling"
+    )
 
 
 def _logprobs(
@@ -462,7 +485,7 @@ def _logprobs(
     specs: list[LogprobSpec | None] = []
     for want, start, top, ids, prompt in zip(asked, starts, tops, picked, prompts, strict=True):
         if not isinstance(want, bool):
-            raise InvalidRequest(f"return_logprob must be true or false, not {want!r}", param="return_logprob")
+            raise InvalidRequest(f"{word('return_logprob')} must be true or false, not {want!r}", param="return_logprob")
         if isinstance(start, bool) or not isinstance(start, int) or not -1 <= start <= len(prompt):
             raise InvalidRequest(
                 f"logprob_start_len must lie between -1 and the prompt's {len(prompt)} tokens, not {start!r}",
@@ -470,7 +493,7 @@ def _logprobs(
             )
         if isinstance(top, bool) or not isinstance(top, int) or not 0 <= top <= limits.vocab_size:
             raise InvalidRequest(
-                f"top_logprobs_num must lie between 0 and {limits.vocab_size}, not {top!r}", param="top_logprobs_num"
+                f"{word('top_logprobs_num')} must lie between 0 and {limits.vocab_size}, not {top!r}", param="top_logprobs_num"
             )
         bad = [t for t in ids if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < limits.vocab_size]
         if bad:
@@ -520,14 +543,14 @@ def _spread(
     if scalar(value):
         return [value] * count
     if not isinstance(value, (list, tuple)):
-        raise InvalidRequest(f"{name} has the wrong type: {type(value).__name__}", param=name)
+        raise InvalidRequest(f"{word(name)} has the wrong type: {type(value).__name__}", param=name)
     if len(value) != count:
         raise _wrong_length(name, len(value), count)
     return [default if v is None and name != "return_hidden_states" else v for v in value]
 
 
 def _wrong_length(name: str, got: int, count: int) -> InvalidRequest:
-    return InvalidRequest(f"{name} has {got} entries for {count} prompt{'s' if count != 1 else ''}", param=name)
+    return InvalidRequest(f"{word(name)} has {got} entries for {count} prompt{'s' if count != 1 else ''}", param=name)
 
 
 def _is_mapping(value: Any) -> bool:
@@ -543,7 +566,7 @@ def _flag(payload: Mapping[str, Any], name: str) -> bool:
     if value is None:
         return False
     if not isinstance(value, bool):
-        raise InvalidRequest(f"{name} must be true or false, not {value!r}", param=name)
+        raise InvalidRequest(f"{word(name)} must be true or false, not {value!r}", param=name)
     return value
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from wellhead.errors import InvalidRequest, TokenOutOfRange, UnsupportedField
 from wellhead.requests.fields import BOOL, STOP, STOPS, Schema, Way, at
 from wellhead.requests.limits import Limits
+from wellhead.requests.words import word
 from wellhead.types import SamplingParams
 
 #: Not served yet; refused by name unless they ask for nothing.
@@ -44,13 +45,14 @@ def normalize_sampling(value: Any, limits: Limits) -> SamplingParams:
         value = {name: getattr(value, name) for name in SamplingParams.__slots__}
         value["logit_bias"] = dict(value["logit_bias"])
     if not isinstance(value, Mapping):
-        raise InvalidRequest(f"sampling_params must be an object, not {type(value).__name__}", param="sampling_params")
+        raise InvalidRequest(f"{word('sampling_params')} must be an object, not {type(value).__name__}", param="sampling_params")
     given = {k: v for k, v in value.items() if v is not None}
     for name in given:
+        param = f"sampling_params.{name}"
         if name in NOT_SERVED:
-            raise UnsupportedField(f"sampling_params.{name} is not served by this engine", param=f"sampling_params.{name}")
+            raise UnsupportedField(f"{word(param)} is not served by this engine", param=param)
         if name not in KNOWN:
-            raise InvalidRequest(f"unknown field sampling_params.{name}", param=f"sampling_params.{name}")
+            raise InvalidRequest(f"unknown field {word(param)}", param=param)
     fields: dict[str, Any] = {}
     for name, v in given.items():
         fields[name] = _one(name, v, limits)
@@ -108,7 +110,7 @@ def _strings(name: str, v: Any) -> tuple[str, ...]:
         raise _bad(name, "a string or a list of strings", v)
     if len(stops) > MAX_STOPS or any(len(s) > MAX_STOP_CHARS for s in stops):
         raise InvalidRequest(
-            f"sampling_params.{name}: at most {MAX_STOPS} entries of at most {MAX_STOP_CHARS} characters",
+            f"{word(f'sampling_params.{name}')}: at most {MAX_STOPS} entries of at most {MAX_STOP_CHARS} characters",
             param=f"sampling_params.{name}",
         )
     if any(not s for s in stops):
@@ -121,9 +123,7 @@ def _token_ids(name: str, v: Any, limits: Limits) -> tuple[int, ...]:
         raise _bad(name, "a list of token ids", v)
     for t in v:
         if not 0 <= t < limits.vocab_size:
-            raise TokenOutOfRange(
-                f"sampling_params.{name}: {t} is outside [0, {limits.vocab_size})", param=f"sampling_params.{name}"
-            )
+            raise _outside(name, t, limits)
     return tuple(v)
 
 
@@ -136,9 +136,7 @@ def _logit_bias(v: Any, limits: Limits) -> tuple[tuple[int, float], ...]:
             raise _bad("logit_bias", "an object from token ids to numbers", v)
         token = int(key)
         if not 0 <= token < limits.vocab_size:
-            raise TokenOutOfRange(
-                f"sampling_params.logit_bias: {token} is outside [0, {limits.vocab_size})", param="sampling_params.logit_bias"
-            )
+            raise _outside("logit_bias", token, limits)
         if not is_finite_number(bias):
             raise _bad("logit_bias", "made of finite numbers", v)
         pairs.append((token, float(bias)))
@@ -148,11 +146,11 @@ def _logit_bias(v: Any, limits: Limits) -> tuple[tuple[int, float], ...]:
 def _check_together(params: SamplingParams, limits: Limits) -> None:
     if params.min_new_tokens > params.max_new_tokens:
         raise InvalidRequest(
-            f"min_new_tokens {params.min_new_tokens} exceeds max_new_tokens {params.max_new_tokens}",
+            f"{word('min_new_tokens')} {params.min_new_tokens} exceeds {word('max_new_tokens')} {params.max_new_tokens}",
             param="sampling_params.min_new_tokens",
         )
     if params.max_new_tokens == 0 and params.n > 1:
-        raise InvalidRequest("n > 1 samples need max_new_tokens of at least 1", param="sampling_params.n")
+        raise InvalidRequest(f"n > 1 samples need {word('max_new_tokens')} of at least 1", param="sampling_params.n")
     if (params.stop or params.stop_regex) and not limits.has_tokenizer:
         raise InvalidRequest("stop strings need a tokenizer; this engine has none", param="sampling_params.stop")
 
@@ -167,4 +165,10 @@ def _is_int(v: Any) -> bool:
 
 
 def _bad(name: str, wanted: str, v: Any) -> InvalidRequest:
-    return InvalidRequest(f"sampling_params.{name} must be {wanted}, not {v!r:.80}", param=f"sampling_params.{name}")
+    param = f"sampling_params.{name}"
+    return InvalidRequest(f"{word(param)} must be {wanted}, not {v!r:.80}", param=param)
+
+
+def _outside(name: str, token: int, limits: Limits) -> TokenOutOfRange:
+    param = f"sampling_params.{name}"
+    return TokenOutOfRange(f"{word(param)}: {token} is outside [0, {limits.vocab_size})", param=param)

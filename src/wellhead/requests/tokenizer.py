@@ -14,6 +14,7 @@ from wellhead.errors import InvalidRequest, TokenizerError
 from wellhead.gguf_file import read_gguf
 from wellhead.requests.chat_template import ChatTemplates
 from wellhead.requests.gguf_tokenizer import build_tokenizer
+from wellhead.requests.words import word
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -163,12 +164,12 @@ class Tokenizer:
 def _check_unicode(text: str, index: int | None = None) -> None:
     where = "" if index is None else f" {index}"
     if not isinstance(text, str):
-        raise InvalidRequest(f"text{where} must be a string, not {type(text).__name__}", param="text")
+        raise InvalidRequest(f"{word('text')}{where} must be a string, not {type(text).__name__}", param="text")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         found = f"a lone surrogate (U+{ord(text[error.start]):04X}) at character {error.start}"
-        raise InvalidRequest(f"text{where} holds {found}, which is not a character", param="text") from None
+        raise InvalidRequest(f"{word('text')}{where} holds {found}, which is not a character", param="text") from None
 
 
 def _text(token: Any) -> str | None:

@@ -41,7 +41,7 @@ class Draft(Protocol):
     ops: Ops
 
     @property
-    def reads(self) -> tuple[int, ...]:
+    def draws_on(self) -> tuple[int, ...]:
         """The target's layers that it reads, in the order in which ``fuse`` takes them; none: it reads tokens alone."""
         ...
 
@@ -104,7 +104,7 @@ class SpeculativeRunner:
         """Read what the target read and what it drew; then draft."""
         spans, chains, places = [], [], []
         at = 0
-        read = bool(self.draft.reads)
+        read = bool(self.draft.draws_on)
         for i, (row, got) in enumerate(zip(plan.rows, result.rows, strict=True)):
             span = self._beside(row, got) if read else self._same(row, got)
             chain = _Chain(i, row.pages, span.end - 1, self._wanted(row, got, span))
@@ -118,7 +118,7 @@ class SpeculativeRunner:
         if not batch.tokens:
             return []
         index = self._put(packer.concat(places))
-        features = self.draft.fuse([self.target.features[layer].index_select(0, index) for layer in self.draft.reads])
+        features = self.draft.fuse([self.target.features[layer].index_select(0, index) for layer in self.draft.draws_on])
         ends = np.array([batch.first[c.row] + len(spans[c.row].tokens) - 1 for c in chains], np.int64)
         state = self.draft.forward(batch.ids, features, batch.packing, self.kv, self._put(ends))
         self._propose(chains, state)
@@ -151,7 +151,7 @@ class SpeculativeRunner:
         useful = row.useful_drafts(drawn)
         if not useful or not got.finite:
             return 0
-        last = row.valid_end(drawn) - (1 if self.draft.reads else 0)
+        last = row.valid_end(drawn) - (1 if self.draft.draws_on else 0)
         if span.end - 1 < last:
             return 0
         return max(0, min(useful, self._most, len(row.pages) * self._size - last))

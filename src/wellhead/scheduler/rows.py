@@ -49,7 +49,7 @@ class Standing:
         """The same, and there is something to draw after it."""
         return self.newest(seq) and self.left(seq) > 0
 
-    def reads(self, seq: Sequence) -> bool:
+    def has_more(self, seq: Sequence) -> bool:
         """Is there more of the prompt, or of what was computed before a preemption, to compute?"""
         return self.remaining > 0 and not self.newest(seq)
 

@@ -37,6 +37,8 @@ class Scheduler:
         self.space = space
         self._eos_ids = eos_ids
         self._drafted = drafted
+        #: Keys that a draft model writes ahead while it proposes.
+        self._ahead = config.speculation.drafts if config.speculation.algorithm.has_model else 0
         self.waiting: SortedDict = SortedDict()
         self.running: dict[int, Sequence] = {}  # by order
         self._by_key: dict[str, Sequence] = {}
@@ -143,7 +145,7 @@ class Scheduler:
         self._number += 1
         rows = self._decodes()
         budget = self._config.chunk
-        for seq in sorted((s for s in self.running.values() if self._standing(s).reads(s)), key=lambda s: s.order):
+        for seq in sorted((s for s in self.running.values() if self._standing(s).has_more(s)), key=lambda s: s.order):
             if budget > 0:
                 rows.append(self._chunk(seq, budget))
                 budget -= len(rows[-1].tokens)
@@ -207,10 +209,9 @@ class Scheduler:
     def _reserve(self, seq: Sequence, drafts: int) -> None:
         """Room for drafts and, behind a draft model, for the keys that it writes while it proposes the next ones."""
         assert seq.lease is not None
-        ahead = self._config.speculation.drafts if self._config.speculation.algorithm.has_model else 0
-        if not drafts + ahead:
+        if not drafts + self._ahead:
             return
-        if not self.space.extend(seq.lease, seq.length + drafts + ahead):
+        if not self.space.extend(seq.lease, seq.length + drafts + self._ahead):
             self.space.extend(seq.lease, seq.length + drafts)
 
     def _preempt(self, seq: Sequence) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 
+from wellhead.errors import WellheadError
 from wellhead.frontends.bulk.input.inputs import Input, Row
 from wellhead.frontends.bulk.options import Options
 from wellhead.frontends.bulk.output.schema import Schema
@@ -20,7 +21,7 @@ TRIAL_SECONDS = 5.0
 def dry_run(options: Options, source: Input) -> int:
     """Read and tokenise all rows, compute some, and print what that says of the whole; 0. Writes nothing."""
     start, stop = shard_range(source.total, options.shard)
-    rows = tokens = failed = 0
+    rows = tokens = failed = numbers = 0
     codes: dict[str, int] = {}
     trial: list[Row] = []
     with open_engine(options) as engine:
@@ -30,13 +31,18 @@ def dry_run(options: Options, source: Input) -> int:
         for item in vectors.prompts.items(source.rows(start, stop)):
             rows += 1
             tokens += item.tokens
-            if item.error is not None:
+            error = item.error
+            try:
+                numbers += vectors.rows_of(item)
+            except WellheadError as absent:
+                error = absent
+            if error is not None:
                 failed += 1
-                codes[item.error.code] = codes.get(item.error.code, 0) + 1
+                codes[error.code] = codes.get(error.code, 0) + 1
             elif rows % every == 0 and len(trial) < TRIAL_ROWS:
                 trial.append(item.row)
         rate = _tokens_per_second(vectors, trial)
-    bytes_ = tokens * schema.row_bytes // len(options.templates) if schema.full else (rows - failed) * schema.row_bytes
+    bytes_ = numbers * schema.row_bytes // len(options.templates)
     print(f"rows      {rows:,}" + (f", of which {failed:,} would fail ({_listed(codes)})" if failed else ""))
     print(f"tokens    {tokens:,}")
     print(f"vectors   {size(bytes_)} before compression, {options.dtype}")

@@ -12,8 +12,10 @@ from wellhead.errors import InvalidConfig
 from wellhead.frontends.bulk.input.carry import Carry
 from wellhead.frontends.bulk.input.readers import TEXT_KINDS
 from wellhead.frontends.bulk.input.template import Template
+from wellhead.frontends.bulk.wish import MODES, Wish
 from wellhead.frontends.cluster import ADDRESS_HELP, load_ray
-from wellhead.frontends.options import add_engine_arguments, engine_options
+from wellhead.frontends.options import add_engine_arguments, engine_options, layer_name
+from wellhead.reductions import REDUCTIONS
 from wellhead.types import DTYPES, DType
 
 #: Options of an engine that decide bits, or which prompts are too long.
@@ -23,6 +25,8 @@ Format = Literal["parquet", "safetensors", "npy"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``wellhead extract``."""
+    # A value such as -8: or -1:pre_norm looks like an option to argparse, which lets no more than negative numbers pass.
+    parser._negative_number_matcher = re.compile(r"-\.?\d")
     add_input_arguments(parser)
     _add_output_arguments(parser)
     _add_run_arguments(parser)
@@ -60,8 +64,17 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     group.add_argument("--output", required=True, type=Path, help="a folder, or one file: .parquet, or .npy with --strict")
     group.add_argument("--format", choices=["parquet", "safetensors"], help="of a folder's files (default: parquet)")
-    group.add_argument("--mode", default="last", choices=["last", "mean", "full"], help="which rows (default: last)")
-    group.add_argument("--layers", type=int, nargs="+", help="layers, numbered as in Hugging Face (default: the final one)")
+    group.add_argument(
+        "--rows", metavar="WORDS",
+        help='which rows of each prompt: last, all, -8:, 0,5,17, \'{"last": 8, "exclude": "special"}\', ... (default: last)',
+    )  # fmt: skip
+    group.add_argument("--reduce", choices=REDUCTIONS, help="what becomes of them; without --rows, of all")
+    group.add_argument("--mode", choices=MODES, help="short for rows and reduce: the last row, the mean of all, or all of them")
+    group.add_argument(
+        "--layers", type=layer_name, nargs="+", metavar="LAYER",
+        help="numbered as in Hugging Face, or L:pre_norm: before the final norm (default: the final one)",
+    )  # fmt: skip
+    group.add_argument("--token-ids", action="store_true", help="a column of the tokens at the positions of --rows")
     group.add_argument("--output-dtype", default="float32", choices=DTYPES)
     group.add_argument("--save-token-ids", action="store_true", help="a column of the tokens of each prompt")
     group.add_argument("--save-texts", action="store_true", help="a column of each prompt as the model read it")
@@ -125,8 +138,7 @@ class Options:
     output: Path
     format: Format
     single: bool
-    mode: str
-    layers: tuple[int, ...] | None
+    wish: Wish
     dtype: DType
     save_token_ids: bool
     save_texts: bool
@@ -144,7 +156,7 @@ class Options:
     def from_args(args: argparse.Namespace) -> Options:
         """Raises ``InvalidConfig``."""
         known = {name: getattr(args, name) for name in (
-            "input_format", "text_column", "id_column", "truncate", "max_length", "output", "mode", "save_token_ids",
+            "input_format", "text_column", "id_column", "truncate", "max_length", "output", "save_token_ids",
             "save_texts", "rows_per_part", "strict", "retry_failed", "overwrite", "dry_run", "url", "api_key",
         )}  # fmt: skip
         templates = tuple(Template.parse(t, args.text_column) for t in args.template)
@@ -157,7 +169,7 @@ class Options:
             shard=_shard(args.shard),
             format=_format(args.output, args.format, single),
             single=single,
-            layers=None if args.layers is None else tuple(args.layers),
+            wish=Wish.of(args.mode, args.rows, args.reduce, args.layers, args.token_ids),
             dtype=next(d for d in DTYPES if d == args.output_dtype),
             ray=RayPool.from_args(args),
             engine=engine_options(args),
@@ -172,7 +184,7 @@ class Options:
     def deciding(self) -> dict[str, Any]:
         """The options that decide which bytes are written, as JSON has them."""
         return {
-            "mode": self.mode, "layers": None if self.layers is None else list(self.layers), "output_dtype": self.dtype,
+            **self.wish.deciding(), "output_dtype": self.dtype,
             "format": self.format, "single": self.single, "text_column": self.text_column, "id_column": self.id_column,
             "carry": [c.name if c.type is None else f"{c.name}:{c.type}" for c in self.carry],
             "templates": [t.source for t in self.templates], "truncate": self.truncate, "max_length": self.max_length,
@@ -188,6 +200,12 @@ class Options:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidConfig(f"--{name.replace('_', '-')} must be at least 1, not {value}", param=name)
+        if self.save_token_ids and self.wish.token_ids:
+            raise InvalidConfig(
+                "--save-token-ids and --token-ids both write a column token_ids: of the whole prompt, or of the rows. With the "
+                "former, the tokens of the rows are token_ids[positions]",
+                param="token_ids",
+            )
         if self.shard is not None and "-" in self.input:
             raise InvalidConfig("--shard needs files: how many rows stdin has is not known beforehand", param="shard")
         if self.retry_failed and self.overwrite:
@@ -204,14 +222,20 @@ class Options:
                 raise InvalidConfig("give --model-path, or --url of a running server", param="model_path")
             if self.engine.get("skip_tokenizer_init"):
                 raise InvalidConfig("texts need a tokenizer: leave out --skip-tokenizer-init", param="skip_tokenizer_init")
+            if self.wish.chars:
+                raise InvalidConfig(
+                    "--rows: chars are of a prompt's text, and an engine of one's own gets token ids; use --url, or token_ids",
+                    param="rows",
+                )
             return
         if self.ray is not None:
             raise InvalidConfig("--ray runs engines of its own; the server at --url has its own", param="ray")
         if self.engine:
             flag = next(iter(self.engine)).replace("_", "-")
             raise InvalidConfig(f"--{flag} belongs to an engine; the server at --url has its own", param="url")
-        for name in ("truncate", "max_length", "save_token_ids", "dry_run"):
-            if getattr(self, name):
+        here = {name: getattr(self, name) for name in ("truncate", "max_length", "save_token_ids", "dry_run")}
+        for name, asked in {**here, "token_ids": self.wish.token_ids}.items():
+            if asked:
                 raise InvalidConfig(
                     f"--{name.replace('_', '-')} needs a tokenizer here: give --model-path, not --url", param=name
                 )
@@ -225,11 +249,11 @@ class Options:
             raise InvalidConfig("--rows-per-part is about the files of a folder; --output names a file", param="rows_per_part")
         if self.format != "npy":
             return
-        if self.mode == "full" or self.layers is not None or self.dtype == "bfloat16" or len(self.templates) > 1:
+        if self.wish.full or self.wish.layers is not None or self.dtype == "bfloat16" or len(self.templates) > 1:
             raise InvalidConfig(
                 "--output .npy holds one float32 or float16 vector per text; use .parquet for the rest", param="output"
             )
-        if self.carry or self.save_token_ids or self.save_texts:
+        if self.carry or self.save_token_ids or self.save_texts or self.wish.token_ids:
             raise InvalidConfig("--output .npy has no place for other columns; use .parquet", param="output")
         if not self.strict or self.truncate is not None:
             raise InvalidConfig(

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace, reach: Reach = nowhere) -> int:
         return dry_run(options, open_input(options, []))
     with _sigterm_raises():
         try:
-            return Job(options, reach).run()
+            return Extraction(options, reach).run()
         except KeyboardInterrupt as signalled:
             return 143 if isinstance(signalled, Terminated) else 130
 
@@ -75,7 +75,7 @@ def open_input(options: Options, known: list[dict[str, Any]]) -> Input:
     return source
 
 
-class Job:
+class Extraction:
     """One run of one command."""
 
     def __init__(self, options: Options, reach: Reach) -> None:

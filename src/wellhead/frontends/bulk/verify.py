@@ -19,6 +19,7 @@ from wellhead.errors import InvalidConfig, OutputFileError
 from wellhead.frontends.bulk.differences import differences
 from wellhead.frontends.bulk.output.layout import MANIFEST
 from wellhead.frontends.bulk.output.manifest import Manifest, Part
+from wellhead.frontends.bulk.wish import Wish
 from wellhead.types import DTYPES, DType, widen
 
 if TYPE_CHECKING:
@@ -151,6 +152,7 @@ class Check:
         print(f"sample    {len(chosen)} rows computed again and compared {how}")
 
     def _compare_row(self, done: Done, schema: Any, stored: Any, exact: bool) -> None:
+        from wellhead.frontends.bulk.output.schema import positions_of, tokens_of
         from wellhead.frontends.bulk.output.schema import stored as as_stored
 
         row = done.item.row.number
@@ -161,13 +163,19 @@ class Check:
             new = as_stored(done.states[column.template], column.layer, schema.dtype)
             if not _alike(new, stored.vector(row, column.name), schema.dtype, exact):
                 self.faults.append(f"row {row}: {column.name} comes out otherwise now")
+        if stored.labelled:
+            for names, made in ((schema.positions, positions_of), (schema.row_tokens, tokens_of)):
+                for name, positions, states in zip(names, schema.positions, done.states, strict=False):
+                    if not np.array_equal(made(states), stored.label(row, name, positions)):
+                        self.faults.append(f"row {row}: {name} come out otherwise now")
 
 
 def _alike(new: NDArray[Any], old: NDArray[Any], dtype: DType, exact: bool) -> bool:
     if new.shape != old.shape:
         return False
-    if exact:
-        return new.tobytes() == old.tobytes()
+    same = new.tobytes() == old.tobytes()
+    if exact or same:
+        return same
     a, b = widen(new, dtype), widen(old, dtype)
     return bool(np.abs(a - b).max(initial=0) <= TOLERANCE * np.abs(b).max(initial=0))
 
@@ -185,7 +193,11 @@ def _stored(manifest: Manifest, part: Part) -> Any:
     options = manifest.header["options"]
     paths = [manifest.path.parent / file.path for file in part.files]
     dtype = next(d for d in DTYPES if d == options["output_dtype"])
-    return StoredPart(paths, part.start, dtype, options["mode"] == "full")
+    return StoredPart(paths, part.start, dtype, _wish(options))
+
+
+def _wish(said: dict[str, Any]) -> Wish:
+    return Wish.of(said.get("mode"), said.get("rows"), said.get("reduce"), said["layers"], said.get("token_ids", False))
 
 
 def _choose(places: list[tuple[Manifest, Part]], count: int, seed: int) -> dict[int, Any]:
@@ -209,7 +221,8 @@ def _options(header: dict[str, Any], output: Path, model_path: str | None, input
     args = argparse.Namespace(
         input=inputs or again["input"], input_format=again["input_format"], text_column=said["text_column"],
         id_column=said["id_column"], carry=[], template=templates, truncate=said["truncate"], max_length=said["max_length"],
-        shard=None, output=output, format=None if said["single"] else said["format"], mode=said["mode"], layers=said["layers"],
+        shard=None, output=output, format=None if said["single"] else said["format"], mode=said.get("mode"),
+        rows=said.get("rows"), reduce=said.get("reduce"), layers=said["layers"], token_ids=said.get("token_ids", False),
         output_dtype=said["output_dtype"], save_token_ids=False, save_texts=False, rows_per_part=None,
         strict=said["format"] == "npy", retry_failed=False, overwrite=False, dry_run=False, url=None, api_key=None,
         ray=None, ray_actors=None, ray_cpus_per_actor=None, **engine,

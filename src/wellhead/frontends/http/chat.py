@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,7 +30,7 @@ _RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_messa
 
 
 @dataclass(frozen=True, slots=True)
-class ChatJob:
+class ChatMemo:
     """What the answer must look like. ``logprobs``: how many alternatives, ``None``: no logprobs at all."""
 
     stream: bool
@@ -41,7 +41,7 @@ class ChatJob:
     created: int
 
 
-def translate(service: Service, payload: Payload) -> Wish[ChatJob]:
+def translate(service: Service, payload: Payload) -> Wish[ChatMemo]:
     """OpenAI's fields -> the engine's. The prompt's ids are the template's own, without a second opening token."""
     native, show = split(payload, "chat")
     service.check_model(payload.get("model"))
@@ -55,8 +55,18 @@ def translate(service: Service, payload: Payload) -> Wish[ChatJob]:
     logprobs = top_logprobs(payload)
     if logprobs is not None:
         native |= {"return_logprob": True, "top_logprobs_num": logprobs}
-    job = ChatJob(flag(payload, "stream"), wants_usage(payload), logprobs, show, f"chatcmpl-{uuid.uuid4().hex}", int(time.time()))
-    return Wish({**native, "input_ids": ids}, job, called("chat"))
+    memo = ChatMemo(
+        flag(payload, "stream"), wants_usage(payload), logprobs, show, f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
+    )
+    return Wish({**native, "input_ids": ids}, memo, _called(payload))
+
+
+def _called(payload: Payload) -> Mapping[str, str]:
+    """The engine's names of fields -> those that this caller used: one of them has two here."""
+    names = called("chat")
+    if "max_completion_tokens" not in payload:
+        return names
+    return {engines: "max_completion_tokens" if name == "max_tokens" else name for engines, name in names.items()}
 
 
 def max_tokens(service: Service, payload: Payload, prompt: int) -> int:
@@ -101,38 +111,38 @@ async def chat(service: Service, http: HttpRequest) -> Response:
     return await owned(await service.start(http, translate), _answer)
 
 
-async def _answer(running: Running[ChatJob]) -> Response:
+async def _answer(running: Running[ChatMemo]) -> Response:
     choices = {r.key: Choice(r, i) for i, r in enumerate(running.batch.requests)}
-    if running.job.stream:
+    if running.memo.stream:
         return await event_stream(running, _events(running, choices), openai_body)
     await gather(running, choices)
     light = all(is_light(r) and r.logprobs is None for r in running.batch.requests)
     return await answer(running, await off_loop(running.service, light, lambda: _whole(running, list(choices.values()))))
 
 
-def _whole(running: Running[ChatJob], choices: list[Choice]) -> dict[str, Any]:
-    job = running.job
+def _whole(running: Running[ChatMemo], choices: list[Choice]) -> dict[str, Any]:
+    memo = running.memo
     shown = [
         {
             "index": c.index, "message": {"role": "assistant", "content": c.text, "refusal": None},
-            "logprobs": _logprobs(running, c.all_logprobs()), **c.reason(), **c.shown_states(job.show), **c.shown_heads(),
+            "logprobs": _logprobs(running, c.all_logprobs()), **c.reason(), **c.shown_states(memo.show), **c.shown_heads(),
         }
         for c in choices
     ]  # fmt: skip
-    head = {"id": job.id, "object": "chat.completion", "created": job.created, "model": running.service.model}
+    head = {"id": memo.id, "object": "chat.completion", "created": memo.created, "model": running.service.model}
     return {**head, "choices": shown, "usage": usage_of(choices)}
 
 
-def _logprobs(running: Running[ChatJob], logprobs: Logprobs | None) -> dict[str, Any] | None:
-    if running.job.logprobs is None or logprobs is None:
+def _logprobs(running: Running[ChatMemo], logprobs: Logprobs | None) -> dict[str, Any] | None:
+    if running.memo.logprobs is None or logprobs is None:
         return None
-    return chat_logprobs(logprobs, running.service.need_tokenizer(), running.job.logprobs)
+    return chat_logprobs(logprobs, running.service.need_tokenizer(), running.memo.logprobs)
 
 
-async def _events(running: Running[ChatJob], choices: dict[str, Choice]) -> AsyncIterator[dict[str, Any]]:
-    job = running.job
-    head = {"id": job.id, "object": "chat.completion.chunk", "created": job.created, "model": running.service.model}
-    none_yet = {"usage": None} if job.usage else {}
+async def _events(running: Running[ChatMemo], choices: dict[str, Choice]) -> AsyncIterator[dict[str, Any]]:
+    memo = running.memo
+    head = {"id": memo.id, "object": "chat.completion.chunk", "created": memo.created, "model": running.service.model}
+    none_yet = {"usage": None} if memo.usage else {}
 
     def chunk(choice: Choice, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
         shown = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
@@ -154,7 +164,7 @@ async def _events(running: Running[ChatJob], choices: dict[str, Choice]) -> Asyn
                 yield chunk(choice, {}, **choice.reason())
     for choice in choices.values():
         if choice.hidden_states is not None or choice.reads:
-            states = await off_loop(running.service, is_light(choice.request), partial(choice.shown_states, job.show))
+            states = await off_loop(running.service, is_light(choice.request), partial(choice.shown_states, memo.show))
             yield chunk(choice, states)
-    if job.usage:
+    if memo.usage:
         yield {**head, "choices": [], "usage": usage_of(list(choices.values()))}

@@ -30,7 +30,7 @@ MOST_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionJob:
+class CompletionMemo:
     """What the answer must look like. ``logprobs``: how many alternatives, ``None``: no logprobs at all."""
 
     stream: bool
@@ -43,7 +43,7 @@ class CompletionJob:
     created: int
 
 
-def translate(service: Service, payload: Payload) -> Wish[CompletionJob]:
+def translate(service: Service, payload: Payload) -> Wish[CompletionMemo]:
     """OpenAI's fields -> the engine's."""
     native, show = split(payload, "completions")
     service.check_model(payload.get("model"))
@@ -60,10 +60,10 @@ def translate(service: Service, payload: Payload) -> Wish[CompletionJob]:
     if echo:
         service.need_tokenizer()
     skip = params.get("skip_special_tokens", True) is not False
-    job = CompletionJob(
+    memo = CompletionMemo(
         flag(payload, "stream"), wants_usage(payload), echo, logprobs, show, skip, f"cmpl-{uuid.uuid4().hex}", int(time.time())
     )
-    return Wish({**native, **prompt_fields(payload["prompt"], "prompt")}, job, called("completions"))
+    return Wish({**native, **prompt_fields(payload["prompt"], "prompt")}, memo, called("completions"))
 
 
 async def completions(service: Service, http: HttpRequest) -> Response:
@@ -71,39 +71,39 @@ async def completions(service: Service, http: HttpRequest) -> Response:
     return await owned(await service.start(http, translate), _answer)
 
 
-async def _answer(running: Running[CompletionJob]) -> Response:
+async def _answer(running: Running[CompletionMemo]) -> Response:
     choices = {r.key: Choice(r, i) for i, r in enumerate(running.batch.requests)}
-    if running.job.stream:
+    if running.memo.stream:
         return await event_stream(running, _events(running, choices), openai_body)
     await gather(running, choices)
-    light = all(is_light(r) and r.logprobs is None for r in running.batch.requests) and not running.job.echo
+    light = all(is_light(r) and r.logprobs is None for r in running.batch.requests) and not running.memo.echo
     return await answer(running, await off_loop(running.service, light, lambda: _whole(running, list(choices.values()))))
 
 
-def _whole(running: Running[CompletionJob], choices: list[Choice]) -> dict[str, Any]:
-    job = running.job
+def _whole(running: Running[CompletionMemo], choices: list[Choice]) -> dict[str, Any]:
+    memo = running.memo
     shown = [
         {
-            "index": c.index, "text": (_prompt_text(running, c) if job.echo else "") + c.text, "logprobs": _logprobs(running, c),
-            **c.reason(), **c.shown_states(job.show), **c.shown_heads(),
+            "index": c.index, "text": (_prompt_text(running, c) if memo.echo else "") + c.text, "logprobs": _logprobs(running, c),
+            **c.reason(), **c.shown_states(memo.show), **c.shown_heads(),
         }
         for c in choices
     ]  # fmt: skip
-    head = {"id": job.id, "object": "text_completion", "created": job.created, "model": running.service.model}
+    head = {"id": memo.id, "object": "text_completion", "created": memo.created, "model": running.service.model}
     return {**head, "choices": shown, "usage": usage_of(choices)}
 
 
-def _prompt_text(running: Running[CompletionJob], choice: Choice) -> str:
+def _prompt_text(running: Running[CompletionMemo], choice: Choice) -> str:
     tokenizer = running.service.need_tokenizer()
-    return tokenizer.decode(choice.request.input_ids.tolist(), skip_special_tokens=running.job.skip_special)
+    return tokenizer.decode(choice.request.input_ids.tolist(), skip_special_tokens=running.memo.skip_special)
 
 
-def _logprobs(running: Running[CompletionJob], choice: Choice) -> dict[str, Any] | None:
+def _logprobs(running: Running[CompletionMemo], choice: Choice) -> dict[str, Any] | None:
     found = choice.all_logprobs()
-    if running.job.logprobs is None or found is None:
+    if running.memo.logprobs is None or found is None:
         return None
     writer = _writer(running)
-    if running.job.echo:
+    if running.memo.echo:
         found = Logprobs.join([*_prompt_logprobs(choice), found], choice.request.logprobs)  # type: ignore[arg-type]
     return writer.add(found)
 
@@ -115,13 +115,13 @@ def _prompt_logprobs(choice: Choice) -> list[Logprobs]:
     return [first, choice.prompt_logprobs] if choice.prompt_logprobs is not None else [first]
 
 
-def _writer(running: Running[CompletionJob]) -> CompletionLogprobs:
-    job = running.job
-    return CompletionLogprobs(running.service.need_tokenizer(), job.logprobs or 0, job.skip_special)
+def _writer(running: Running[CompletionMemo]) -> CompletionLogprobs:
+    memo = running.memo
+    return CompletionLogprobs(running.service.need_tokenizer(), memo.logprobs or 0, memo.skip_special)
 
 
-async def _events(running: Running[CompletionJob], choices: dict[str, Choice]) -> AsyncIterator[dict[str, Any]]:
-    job = running.job
+async def _events(running: Running[CompletionMemo], choices: dict[str, Choice]) -> AsyncIterator[dict[str, Any]]:
+    memo = running.memo
     stream = _Stream(running)
     while running.open:
         for key, outputs in by_request(await running.take()).items():
@@ -131,37 +131,37 @@ async def _events(running: Running[CompletionJob], choices: dict[str, Choice]) -
                 yield chunk
     for choice in choices.values():
         if choice.hidden_states is not None or choice.reads:
-            states = await off_loop(running.service, is_light(choice.request), partial(choice.shown_states, job.show))
+            states = await off_loop(running.service, is_light(choice.request), partial(choice.shown_states, memo.show))
             last = {"index": choice.index, "text": "", "logprobs": None, "finish_reason": None}
             yield stream.chunk({**last, **states})
-    if job.usage:
+    if memo.usage:
         yield {**stream.head, "choices": [], "usage": usage_of(list(choices.values()))}
 
 
 class _Stream:
     """Chunks of a completion: text, then one with the reason."""
 
-    def __init__(self, running: Running[CompletionJob]) -> None:
+    def __init__(self, running: Running[CompletionMemo]) -> None:
         self._running = running
         self._begun: set[int] = set()
         self._writers: dict[int, CompletionLogprobs] = {}
-        job = running.job
-        self.head = {"id": job.id, "object": "text_completion", "created": job.created, "model": running.service.model}
+        memo = running.memo
+        self.head = {"id": memo.id, "object": "text_completion", "created": memo.created, "model": running.service.model}
 
     def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        usage = {"usage": None} if self._running.job.usage else {}
+        usage = {"usage": None} if self._running.memo.usage else {}
         return {**self.head, "choices": [choice], **usage}
 
     def chunks(self, choice: Choice, text: str, logprobs: Logprobs | None) -> list[dict[str, Any]]:
         """What is new of a choice."""
-        job, first = self._running.job, choice.index not in self._begun
+        memo, first = self._running.memo, choice.index not in self._begun
         self._begun.add(choice.index)
         parts = [logprobs] if logprobs is not None and len(logprobs) else []
-        if first and job.echo:
+        if first and memo.echo:
             text = _prompt_text(self._running, choice) + text
-            parts = [*(_prompt_logprobs(choice) if job.logprobs is not None else []), *parts]
+            parts = [*(_prompt_logprobs(choice) if memo.logprobs is not None else []), *parts]
         shown = None
-        if job.logprobs is not None and parts:
+        if memo.logprobs is not None and parts:
             writer = self._writers.setdefault(choice.index, _writer(self._running))
             shown = writer.add(Logprobs.join(parts, choice.request.logprobs))  # type: ignore[arg-type]
         found, heads = [], choice.new_heads()

@@ -21,7 +21,7 @@ from wellhead.requests.fields import called, handed_over
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingJob:
+class EmbeddingMemo:
     """What the answer must look like."""
 
     base64: bool
@@ -29,7 +29,7 @@ class EmbeddingJob:
     normalize: bool
 
 
-def translate(service: Service, payload: Payload) -> Wish[EmbeddingJob]:
+def translate(service: Service, payload: Payload) -> Wish[EmbeddingMemo]:
     """OpenAI's fields, and ``pooling`` and ``normalize``, -> the engine's."""
     check_names(payload, "embeddings")
     service.check_model(payload.get("model"))
@@ -49,8 +49,8 @@ def translate(service: Service, payload: Payload) -> Wish[EmbeddingJob]:
         **({"hidden_states_pooling": "mean"} if pooling == "mean" else {}),
         **handed_over(payload, "embeddings"),
     }
-    job = EmbeddingJob(form == "base64", dimensions, flag(payload, "normalize", True))
-    return Wish(native, job, called("embeddings"))
+    memo = EmbeddingMemo(form == "base64", dimensions, flag(payload, "normalize", True))
+    return Wish(native, memo, called("embeddings"))
 
 
 async def embeddings(service: Service, http: HttpRequest) -> Response:
@@ -58,20 +58,20 @@ async def embeddings(service: Service, http: HttpRequest) -> Response:
     return await owned(await service.start(http, translate), _answer)
 
 
-async def _answer(running: Running[EmbeddingJob]) -> Response:
+async def _answer(running: Running[EmbeddingMemo]) -> Response:
     replies = await running.all_well()
     light = len(replies) <= 16
     return await answer(running, await off_loop(running.service, light, lambda: _whole(running, replies)))
 
 
-def _whole(running: Running[EmbeddingJob], replies: list[Reply]) -> dict[str, Any]:
-    job = running.job
+def _whole(running: Running[EmbeddingMemo], replies: list[Reply]) -> dict[str, Any]:
+    memo = running.memo
     data = []
     for i, reply in enumerate(replies):
         if reply.hidden_states is None:
             raise RequestAborted("the request was aborted")
-        vector = shorten(reply.hidden_states.numpy(), job.dimensions, job.normalize)
-        data.append({"object": "embedding", "index": i, "embedding": base64.encode_array(vector) if job.base64 else vector})
+        vector = shorten(reply.hidden_states.numpy(), memo.dimensions, memo.normalize)
+        data.append({"object": "embedding", "index": i, "embedding": base64.encode_array(vector) if memo.base64 else vector})
     tokens = sum(request.prompt_tokens for request in running.batch.requests)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {"object": "list", "data": data, "model": running.service.model, "usage": usage}

@@ -17,23 +17,24 @@ from wellhead.frontends.http.payload import Payload
 from wellhead.frontends.http.reading import check_names, flag, prompt_fields, whole
 from wellhead.frontends.http.respond import Streamed, answer, off_loop, owned, pieces
 from wellhead.frontends.http.service import Running, Service, Wish
-from wellhead.frontends.http.showing import base64_wanted
+from wellhead.frontends.http.showing import base64_wanted, show_base64, show_float
 from wellhead.frontends.native import Reply, show_heads
 from wellhead.reads import parse_reduce, parse_rows
 from wellhead.reductions import FIRST, ROWS
 from wellhead.requests.fields import Way, at, called, handed_over
 from wellhead.types import DTYPES, DType
 
-#: Beside a .npy, which has no place for them: ``npy.positions_line``. Left out beyond this many characters.
-POSITIONS_HEADER = "X-Hidden-States-Positions"
+#: Beside a .npy, which has no place for them: ``npy.positions_line``. Left out where the line is longer than clients take.
+POSITIONS_HEADER, MOST_POSITIONS = "X-Hidden-States-Positions", 4096
 
 
 @dataclass(frozen=True, slots=True)
-class HiddenJob:
-    """What the answer must look like. ``dtype``: ``None`` for the rows' own."""
+class HiddenMemo:
+    """What the answer must look like. ``dtype``: ``None`` for the rows' own. ``reads``: several, by name."""
 
     form: Format
     vector: bool
+    reads: bool
     layers: tuple[Layer, ...]
     dtype: DType | None
     base64: bool
@@ -41,13 +42,14 @@ class HiddenJob:
     echo_ids: bool
 
 
-def translator(form: Format) -> Callable[[Service, Payload], Wish[HiddenJob]]:
+def translator(form: Format) -> Callable[[Service, Payload], Wish[HiddenMemo]]:
     """The fields of a request -> the engine's, for an answer in this format."""
 
-    def translate(service: Service, payload: Payload) -> Wish[HiddenJob]:
+    def translate(service: Service, payload: Payload) -> Wish[HiddenMemo]:
         check_names(payload, "hidden_states")
         service.check_model(payload.get("model"))
         native, vector = _wish(payload)
+        _check_form(payload, form)
         new = whole(payload, "max_new_tokens", 0, None, 0)
         params = _sampling(payload, bool(new))
         shape = prompt_fields(payload["input"], "input")
@@ -62,12 +64,13 @@ def translator(form: Format) -> Callable[[Service, Payload], Wish[HiddenJob]]:
             **handed_over(payload, "hidden_states"),
         }
         layers = payload.get("layers")
-        job = HiddenJob(
-            form=form, vector=vector, dtype=_dtype(payload, form), base64=_base64(payload, form),
+        memo = HiddenMemo(
+            form=form, vector=vector, reads=payload.get("reads") is not None, dtype=_dtype(payload, form),
+            base64=_base64(payload, form),
             layers=tuple(layers) if isinstance(layers, list) else (None,), generates=bool(new),
             echo_ids=flag(payload, "return_input_ids", False),
         )  # fmt: skip
-        return Wish(native, job, called("hidden_states"))
+        return Wish(native, memo, called("hidden_states"))
 
     return translate
 
@@ -94,17 +97,27 @@ def _wish(payload: Payload) -> tuple[Payload, bool]:
         raise InvalidRequest(f'mode must be "last", "full" or "mean", not {mode!r:.80}', param="mode")
     if pooling not in ("none", "mean"):
         raise InvalidRequest(f'pooling must be "none" or "mean", not {pooling!r:.80}', param="pooling")
-    rows, reduce = payload.get("rows"), payload.get("reduce")
-    if rows is None and reduce is None:
+    rows, reduce, reads = payload.get("rows"), payload.get("reduce"), payload.get("reads") is not None
+    if rows is None and reduce is None and not reads:
         if pooling == "mean" or mode == "mean":
             return {"return_hidden_states": "last", "hidden_states_pooling": "mean"}, True
         return {"return_hidden_states": True if mode == "full" else "last"}, mode == "last"
     for name, none in (("mode", "last"), ("pooling", "none")):
         if payload.get(name, none) != none:
             raise InvalidRequest(f"{name} is short for rows and reduce: give one or the other", param=name)
+    if reads:
+        return {}, False
     one = rows is not None and parse_rows(rows, "rows", ())[1]
     vector = parse_reduce(reduce, FIRST if one else ROWS, "reduce") != ROWS
     return {}, vector
+
+
+def _check_form(payload: Payload, form: Format) -> None:
+    """Refuse what a format has no place for."""
+    if payload.get("reads") is not None and form.media_type != json.MEDIA_TYPE:
+        raise InvalidRequest(f"several reads are answered in JSON, not in {form.media_type}", param="reads")
+    if flag(payload, "return_token_ids") and form.media_type == npy.MEDIA_TYPE:
+        raise InvalidRequest(f"{form.media_type} has no place for token ids; accept another format", param="return_token_ids")
 
 
 def _dtype(payload: Payload, form: Format) -> DType | None:
@@ -142,21 +155,24 @@ async def hidden_states(service: Service, http: HttpRequest) -> Response:
     return await owned(await service.start(http, translator(form)), _answer)
 
 
-async def _answer(running: Running[HiddenJob]) -> Response:
-    job = running.job
+async def _answer(running: Running[HiddenMemo]) -> Response:
+    memo = running.memo
     replies = await running.all_well()
+    if memo.reads:
+        return await answer(running, await off_loop(running.service, False, lambda: _by_name(running, replies)))
     vectors = _vectors(running, replies)
-    if job.base64:
-        return await answer(running, await off_loop(running.service, False, lambda: _in_base64(vectors, job.dtype)))
-    length, chunks = job.form.encode(vectors)
+    if memo.base64:
+        return await answer(running, await off_loop(running.service, False, lambda: _in_base64(vectors, memo.dtype)))
+    length, chunks = memo.form.encode(vectors)
     headers = {"Content-Length": str(length)} if length is not None else {}
-    if job.form.media_type == npy.MEDIA_TYPE:
-        headers[POSITIONS_HEADER] = npy.positions_line(vectors.positions())
-    return Streamed(pieces(running.service, chunks, job.form.name), running, job.form.media_type, headers)
+    if memo.form.media_type == npy.MEDIA_TYPE:
+        line = npy.positions_line(vectors.positions())
+        headers |= {POSITIONS_HEADER: line} if len(line) <= MOST_POSITIONS else {}
+    return Streamed(pieces(running.service, chunks, memo.form.name), running, memo.form.media_type, headers)
 
 
-def _vectors(running: Running[HiddenJob], replies: list[Reply]) -> Vectors:
-    job = running.job
+def _vectors(running: Running[HiddenMemo], replies: list[Reply]) -> Vectors:
+    memo = running.memo
     states = []
     for reply in replies:
         if reply.hidden_states is None:
@@ -164,33 +180,54 @@ def _vectors(running: Running[HiddenJob], replies: list[Reply]) -> Vectors:
         states.append(reply.hidden_states)
     if not states:
         raise InternalError("a batch of no requests")
-    full = not job.vector
-    return Vectors(tuple(states), job.layers, job.dtype or states[0].dtype, full, _facts(running, replies))
+    full = not memo.vector
+    return Vectors(tuple(states), memo.layers, memo.dtype or states[0].dtype, full, _facts(running, replies))
 
 
-def _facts(running: Running[HiddenJob], replies: list[Reply]) -> dict[str, Any]:
+def _facts(running: Running[HiddenMemo], replies: list[Reply]) -> dict[str, Any]:
     """What goes with the rows: per-prompt lists, in order."""
-    job, shown = running.job, [reply.summary() for reply in replies]
-    (read,) = running.batch.requests[0].reads
-    facts: dict[str, Any] = {
-        "model": running.service.model,
-        "mode": {"rows": "full", "first": "last"}.get(read.reduce, read.reduce),
-        "pooling": "mean" if read.reduce == "mean" else "none",
-        "reduce": read.reduce,
-        "layers": None if job.layers == (None,) else list(job.layers),
+    memo, shown = running.memo, [reply.summary() for reply in replies]
+    facts: dict[str, Any] = {"model": running.service.model}
+    if not memo.reads:
+        (read,) = running.batch.requests[0].reads
+        facts |= {
+            "mode": {"rows": "full", "first": "last"}.get(read.reduce, read.reduce),
+            "pooling": "mean" if read.reduce == "mean" else "none",
+            "reduce": read.reduce,
+            "layers": None if memo.layers == (None,) else list(memo.layers),
+        }
+    facts |= {
         "prompt_tokens": [s["prompt_tokens"] for s in shown],
         "cached_tokens": [s["cached_tokens"] for s in shown],
     }
-    if job.generates:
+    if memo.generates:
         facts["completion_tokens"] = [s["completion_tokens"] for s in shown]
         facts["output_ids"] = [reply.output_ids for reply in replies]
         facts["text"] = [reply.text for reply in replies]
         facts["finish_reason"] = [s["finish_reason"] for s in shown]
     if running.batch.requests[0].heads:
         facts["heads"] = json.plain([show_heads(reply.heads) for reply in replies])
-    if job.echo_ids:
+    if memo.echo_ids:
         facts["input_ids"] = [request.input_ids.tolist() for request in running.batch.requests]
     return facts
+
+
+def _by_name(running: Running[HiddenMemo], replies: list[Reply]) -> dict[str, Any]:
+    """Several reads of each prompt, each with its positions."""
+    memo = running.memo
+    dtype = memo.dtype or "float32"
+    show = show_base64(dtype) if memo.base64 else show_float
+    data = []
+    for i, reply in enumerate(replies):
+        if not reply.reads:
+            raise RequestAborted("the request was aborted")
+        shown = {
+            name: {"positions": states.positions, "hidden_states": show(states)}
+            | ({} if states.token_ids is None else {"token_ids": states.token_ids})
+            for name, states in reply.reads.items()
+        }
+        data.append({"index": i, "reads": shown})
+    return {**_facts(running, replies), "object": "list", "dtype": dtype, "data": data}
 
 
 def _in_base64(vectors: Vectors, dtype: DType | None) -> dict[str, Any]:

@@ -25,19 +25,19 @@ OWN = ("text", "input_ids", "sampling_params")
 
 
 @dataclass(frozen=True, slots=True)
-class NativeJob:
+class NativeMemo:
     """What the reply must look like."""
 
     stream: bool
     show: Show
 
 
-def translate(service: Service, payload: Payload) -> Wish[NativeJob]:
+def translate(service: Service, payload: Payload) -> Wish[NativeMemo]:
     """SGLang's fields are the engine's own; only the form of the hidden states is the server's affair."""
     del service
     check_names(payload, "generate")
     native = {**handed_over(payload, "generate"), **{name: payload[name] for name in OWN if name in payload}}
-    return Wish(native, NativeJob(payload.get("stream") is True, shown_as(payload)))
+    return Wish(native, NativeMemo(payload.get("stream") is True, shown_as(payload)))
 
 
 async def generate(service: Service, http: HttpRequest) -> Response:
@@ -45,8 +45,8 @@ async def generate(service: Service, http: HttpRequest) -> Response:
     return await owned(await service.start(http, translate), _answer)
 
 
-async def _answer(running: Running[NativeJob]) -> Response:
-    if running.job.stream:
+async def _answer(running: Running[NativeMemo]) -> Response:
+    if running.memo.stream:
         return await event_stream(running, _events(running), native_body)
     results = await running.finished()
     first = results[0]
@@ -57,9 +57,9 @@ async def _answer(running: Running[NativeJob]) -> Response:
     return await answer(running, shown[0] if running.batch.single else shown)
 
 
-def _show(running: Running[NativeJob], index: int, result: Reply | WellheadError) -> dict[str, Any]:
+def _show(running: Running[NativeMemo], index: int, result: Reply | WellheadError) -> dict[str, Any]:
     if isinstance(result, Reply):
-        return result.to_dict(running.job.show)
+        return result.to_dict(running.memo.show)
     return failed(running.batch.requests[index], result)
 
 
@@ -73,7 +73,7 @@ def failed(request: Request, error: WellheadError) -> dict[str, Any]:
     return {"text": "", "output_ids": [], "meta_info": meta, **native_body(error)}
 
 
-async def _events(running: Running[NativeJob]) -> AsyncIterator[dict[str, Any]]:
+async def _events(running: Running[NativeMemo]) -> AsyncIterator[dict[str, Any]]:
     replies = running.replies()
     index = {request.key: i for i, request in enumerate(running.batch.requests)}
     while running.open:
@@ -87,11 +87,11 @@ async def _events(running: Running[NativeJob]) -> AsyncIterator[dict[str, Any]]:
                 yield shown if running.batch.single else {**shown, "index": index[key]}
 
 
-async def _event(running: Running[NativeJob], request: Request, reply: Reply, outputs: list[Output]) -> dict[str, Any]:
+async def _event(running: Running[NativeMemo], request: Request, reply: Reply, outputs: list[Output]) -> dict[str, Any]:
     for output in outputs:
         if output.error is not None:
             return failed(request, output.error)
         reply.update(output)
     light = is_light(request) or (reply.hidden_states is None and not reply.reads and request.logprobs is None)
-    shown: dict[str, Any] = await off_loop(running.service, light, lambda: reply.to_dict(running.job.show))
+    shown: dict[str, Any] = await off_loop(running.service, light, lambda: reply.to_dict(running.memo.show))
     return shown

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json as stdlib_json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from wellhead.encoding import json
-from wellhead.errors import BatchTooLarge, InvalidRequest, RequestTooLarge, TooManyLogprobs, WellheadError
+from wellhead.errors import BatchTooLarge, InvalidRequest, RequestTooLarge, TooManyLogprobs
 from wellhead.frontends.http.options import ServerOptions
 from wellhead.requests.normalize import Batch
 from wellhead.types import Request
@@ -26,18 +26,6 @@ def parse(body: bytes) -> Payload:
     if not isinstance(value, dict):
         raise InvalidRequest(f"the body must be a JSON object, not {type(value).__name__}")
     return {name: field for name, field in value.items() if field is not None}
-
-
-def in_callers_words(error: WellheadError, called: Mapping[str, str]) -> WellheadError:
-    """An error of the engine's door, with the names that the caller used for the fields."""
-    message, param = error.message, error.param or ""
-    for engines in sorted(called, key=len, reverse=True):
-        # Names of prompts are words, too: they are exchanged only where a message begins with them.
-        if engines not in ("text", "input_ids"):
-            message = message.replace(engines, called[engines])
-        elif message.startswith(engines):
-            message = called[engines] + message.removeprefix(engines)
-    return type(error)(message, param=called.get(param, param) or None)
 
 
 def _loads(body: bytes) -> Any:

@@ -19,18 +19,19 @@ from wellhead.core.engine import Core
 from wellhead.core.job import Job
 from wellhead.errors import BodyTooLarge, BodyTooSlow, EngineClosed, InvalidRequest, ModelNotFound, WellheadError
 from wellhead.frontends.http.options import ServerOptions
-from wellhead.frontends.http.payload import Payload, check_count, check_limits, in_callers_words, parse, with_timeout
+from wellhead.frontends.http.payload import Payload, check_count, check_limits, parse, with_timeout
 from wellhead.frontends.native import Reply
 from wellhead.metrics.http import HttpMetrics
 from wellhead.requests.normalize import Batch
 from wellhead.requests.tokenizer import Tokenizer
+from wellhead.requests.words import renamed, speaking
 from wellhead.types import Output
 
 if TYPE_CHECKING:
     from wellhead.frontends.engine import Engine
 
 T = TypeVar("T")
-J = TypeVar("J")
+M = TypeVar("M")
 
 WORKERS = 4
 #: Names that mean "the model that is served" whatever it is called.
@@ -38,14 +39,14 @@ ANY_MODEL = ("default",)
 
 
 @dataclass(frozen=True, slots=True)
-class Wish(Generic[J]):
-    """A request in the engine's words (``payload``), and what its route must remember (``job``).
+class Wish(Generic[M]):
+    """A request in the engine's words (``payload``), and what its route must remember (``memo``).
 
     ``called``: the engine's names of fields -> the caller's, for errors.
     """
 
     payload: Payload
-    job: J
+    memo: M
     called: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -117,12 +118,12 @@ class Service:
             raise BodyTooSlow("the body did not arrive in time") from None
         return b"".join(parts)
 
-    async def start(self, http: HttpRequest, translate: Callable[[Service, Payload], Wish[J]]) -> Running[J]:
+    async def start(self, http: HttpRequest, translate: Callable[[Service, Payload], Wish[M]]) -> Running[M]:
         """Read, translate, tokenise and submit a request. From here on a client that goes away is noticed."""
         if self.draining:
             raise EngineClosed("the server is shutting down")
         body = await self.body(http)
-        running: Running[J] = Running(self, http)
+        running: Running[M] = Running(self, http)
         try:
             await self.prepare(running.submit, body, translate)
         except BaseException:
@@ -136,38 +137,44 @@ class Service:
         self.encoding.shutdown(wait=False, cancel_futures=True)
 
 
-class Running(Generic[J]):
+class Running(Generic[M]):
     """One HTTP request in the engine. ``close`` it, whatever happens: that aborts what still runs."""
 
-    job: J
+    memo: M
 
     def __init__(self, service: Service, http: HttpRequest) -> None:
         self.service = service
         self._sent = Job(service.engine.loop, service.courier)
         self.batch = Batch((), True, 0)
+        self._called: Mapping[str, str] = {}
         self._watch = asyncio.ensure_future(_until_gone(http))
         self._watch.add_done_callback(self._gone)
 
     # --- a worker's thread ----------------------------------------------------------------------------------------
 
-    def submit(self, body: bytes, translate: Callable[[Service, Payload], Wish[J]]) -> None:
+    def submit(self, body: bytes, translate: Callable[[Service, Payload], Wish[M]]) -> None:
         """Body -> requests -> the engine. Raises ``InvalidRequest`` before anything runs."""
         service = self.service
         wish = translate(service, parse(body))
-        try:
+        with speaking(wish.called):
             check_count(wish.payload, service.options)
             batch = service.engine.normalize(with_timeout(wish.payload, service.options.request_timeout))
             check_limits(wish.payload, batch, service.options)
-        except WellheadError as error:
-            raise in_callers_words(error, wish.called) from None
-        self.job, self.batch = wish.job, batch
+        self.memo, self.batch, self._called = wish.memo, batch, wish.called
         self._sent.submit(batch.requests)
 
     # --- the event loop -------------------------------------------------------------------------------------------
 
     async def take(self) -> list[Output]:
         """Outputs that have come, at least one. Raises ``ClientGone``, ``Overloaded``, ``EngineClosed``."""
-        return await self._sent.atake()
+        try:
+            outputs = await self._sent.atake()
+        except WellheadError as error:  # of the door, or found out by the engine: a stop pattern that cannot be
+            raise renamed(error, self._called) from None
+        for output in outputs:
+            if output.error is not None:
+                renamed(output.error, self._called)
+        return outputs
 
     @property
     def open(self) -> int:

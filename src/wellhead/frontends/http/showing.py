@@ -34,7 +34,7 @@ def shown_as(payload: Payload) -> Show:
         )
     asked = payload.get("hidden_states_format", "float") not in ("float", "list") or dtype is not None
     wishes = ("return_hidden_states", "hidden_states_rows", "hidden_states_reduce", "reads")
-    if asked and all(payload.get(name) in (None, False) for name in wishes):
+    if asked and all(payload.get(name) is None or payload[name] is False for name in wishes):  # position 0 equals False
         raise InvalidRequest(
             "hidden_states_format is given, but return_hidden_states asks for none", param="hidden_states_format"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -67,17 +68,18 @@ class ParquetPart:
     def __init__(self, path: Path, schema: Schema) -> None:
         self.paths: tuple[Path, ...] = (path,)
         self._schema = schema
-        facts = schema.facts()
+        facts = [*schema.facts(), *schema.labels()]
         self._file = ParquetFile(path, [*facts, *schema.vector_fields()], schema.metadata, [f.name for f in facts])
 
     def add(self, group: Group) -> None:
-        self._file.add([*group.facts(), *(self._vectors(group, i) for i in range(len(self._schema.vectors)))])
+        self._file.add([*group.facts(), *group.labels(), *(self._vectors(group, i) for i in range(len(self._schema.vectors)))])
 
     def _vectors(self, group: Group, index: int) -> pa.Array:
         column, kind = self._schema.vectors[index], self._schema.vector_fields()[index].type
         flat = pa.array(group.stacked(column).reshape(-1), pa.from_numpy_dtype(STORAGE[self._schema.dtype]))
         if not self._schema.full:
-            return pa.FixedSizeListArray.from_arrays(flat, type=kind)
+            none = group.nothing(column)
+            return pa.FixedSizeListArray.from_arrays(flat, type=kind, mask=pa.array(none) if none.any() else None)
         offsets = np.zeros(len(group) + 1, np.int32)
         np.cumsum(group.lengths(column), out=offsets[1:])
         return pa.ListArray.from_arrays(
@@ -96,8 +98,9 @@ class ParquetPart:
 class SafetensorsPart:
     """Tensors under the names of the vector columns, ``[n, H]``; in full mode ``[all rows, H]`` and ``NAME.offsets`` ``[n + 1]``.
 
-    The other columns are in ``NAME.rows.parquet``, row by row. The format wants all shapes at its head, so tensors wait in
-    memory until the part is full.
+    ``positions`` (I64) and, if wanted, ``token_ids`` (I32) are those of all texts one after another, with
+    ``position_offsets`` ``[n + 1]``. The other columns are in ``NAME.rows.parquet``, row by row. The format wants all shapes
+    at its head, so tensors wait in memory until the part is full.
     """
 
     def __init__(self, folder: Path, name: str, schema: Schema) -> None:
@@ -107,9 +110,13 @@ class SafetensorsPart:
         self._facts = ParquetFile(self.paths[1], facts, schema.metadata, [f.name for f in facts])
         self._tensors: dict[str, list[NDArray[Any]]] = {column.name: [] for column in schema.vectors}
         self._lengths: dict[str, list[int]] = {column.name: [] for column in schema.vectors}
+        self._labels: dict[str, list[NDArray[np.int32]]] = {f.name: [] for f in schema.labels()}
 
     def add(self, group: Group) -> None:
         self._facts.add(group.facts())
+        for names, labels in ((self._schema.positions, group.positions), (self._schema.row_tokens, group.row_tokens)):
+            for template, name in enumerate(names):
+                self._labels[name] += [label[template] for label in labels]
         for column in self._schema.vectors:
             self._tensors[column.name].append(group.stacked(column))
             self._lengths[column.name] += group.lengths(column)
@@ -135,19 +142,30 @@ class SafetensorsPart:
 
     def _layout(self) -> list[tuple[str, str, list[int], list[NDArray[Any]]]]:
         """Name, dtype, shape and pieces of each tensor; the widest numbers first, so that everything is aligned."""
-        offsets = []
-        for name, lengths in self._lengths.items():
-            if self._schema.full:
-                ends = np.zeros(len(lengths) + 1, np.int64)
-                np.cumsum(lengths, out=ends[1:])
-                offsets.append((f"{name}.offsets", "I64", [len(ends)], [ends]))
-        kind, width = safetensors.DTYPE_NAME[self._schema.dtype], self._schema.hidden_size
-        return offsets + [(name, kind, [sum(map(len, p)), width], p) for name, p in self._tensors.items()]
+        schema, whole = self._schema, dict[str, NDArray[Any]]()
+        if schema.full:
+            whole |= {f"{name}.offsets": _ends(lengths) for name, lengths in self._lengths.items()}
+        for name in schema.positions:
+            whole[name.replace("positions", "position_offsets")] = _ends(map(len, self._labels[name]))
+            whole[name] = _joined(self._labels[name], np.int64)
+        whole |= {name: _joined(self._labels[name], np.int32) for name in schema.row_tokens}
+        found = [(name, f"I{8 * a.itemsize}", [len(a)], [a]) for name, a in whole.items()]
+        kind, width = safetensors.DTYPE_NAME[schema.dtype], schema.hidden_size
+        return found + [(name, kind, [sum(map(len, p)), width], p) for name, p in self._tensors.items()]
 
     def discard(self) -> None:
         for path in self.paths:
             remove(part_of(path))
         self._facts.close()
+
+
+def _ends(lengths: Iterable[int]) -> NDArray[np.int64]:
+    """Where each of several pieces begins, and the last one ends."""
+    return np.cumsum([0, *lengths], dtype=np.int64)
+
+
+def _joined(arrays: list[NDArray[np.int32]], dtype: Any) -> NDArray[Any]:
+    return np.concatenate([np.empty(0, dtype), *arrays], dtype=dtype)
 
 
 class NpyPart:

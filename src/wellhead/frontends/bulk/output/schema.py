@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from wellhead.errors import InvalidConfig
+from wellhead.errors import InternalError, InvalidConfig
 from wellhead.frontends.bulk.input.carry import Carried, CarryType, gathered
 from wellhead.frontends.bulk.options import Options
 from wellhead.frontends.bulk.work.order import Done
@@ -18,6 +18,7 @@ from wellhead.types import STORAGE, DType, HiddenStates, narrow
 #: A group of rows is written when it holds this many bytes, or this many rows.
 GROUP_BYTES = 4 << 20
 GROUP_ROWS = 1 << 10
+_INT32S = pa.list_(pa.int32())
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class VectorColumn:
 
     name: str
     template: int
-    layer: int | None
+    layer: int | str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,31 +42,34 @@ class Schema:
     dtype: DType
     hidden_size: int
     full: bool
+    labelled: bool
     cut: tuple[str, ...]
     token_ids: tuple[str, ...]
     texts: tuple[str, ...]
+    positions: tuple[str, ...]
+    row_tokens: tuple[str, ...]
     metadata: dict[str, str]
 
     @staticmethod
     def of(options: Options, carries: tuple[CarryType, ...], hidden_size: int) -> Schema:
         """Raises ``InvalidConfig`` if a carried column has the name of one of ours."""
-        count = len(options.templates)
-        layers: tuple[int | None, ...] = options.layers or (None,)
+        count, wish = len(options.templates), options.wish
+        layers: tuple[int | str | None, ...] = wish.layers or (None,)
         vectors = tuple(
             VectorColumn(_name("vector" if layer is None else f"layer_{layer}", t, count), t, layer)
             for t in range(count)
             for layer in layers
         )
-        metadata = {"wellhead.mode": options.mode, "wellhead.dtype": options.dtype}
+        metadata = {**wish.metadata(), "wellhead.dtype": options.dtype}
         for t, template in enumerate(options.templates):
             metadata[_name("wellhead.template", t, count)] = template.source
         schema = Schema(
-            vectors, carries, options.dtype, hidden_size, options.mode == "full",
+            vectors, carries, options.dtype, hidden_size, wish.full, wish.labelled,
             _names("truncated", count, options.truncate is not None), _names("token_ids", count, options.save_token_ids),
-            _names("text", count, options.save_texts), metadata,
+            _names("text", count, options.save_texts), _names("positions", count, wish.labelled),
+            _names("token_ids", count, wish.token_ids), metadata,
         )  # fmt: skip
-        names = ["row", "id", *(c.name for c in carries), *schema.cut, *schema.token_ids, *schema.texts]
-        names += [c.name for c in vectors]
+        names = [f.name for f in (*schema.facts(), *schema.labels(), *schema.vector_fields())]
         for name in names:
             if names.count(name) > 1:
                 raise InvalidConfig(f"--carry {name}: the output has a column {name!r} of its own", param="carry")
@@ -78,22 +82,27 @@ class Schema:
 
     def to_list(self) -> list[dict[str, Any]]:
         """As the manifest has it."""
-        return [{"name": f.name, "type": str(f.type)} for f in (*self.facts(), *self.vector_fields())]
+        return [{"name": f.name, "type": str(f.type)} for f in (*self.facts(), *self.labels(), *self.vector_fields())]
 
     def facts(self) -> list[pa.Field]:
-        """Fields of all columns but the vectors."""
+        """Fields of all columns but labels and vectors."""
         fields = [pa.field("row", pa.int64(), nullable=False), pa.field("id", pa.string(), nullable=False)]
         fields += [pa.field(c.name, c.type) for c in self.carries]
         fields += [pa.field(name, pa.int32(), nullable=False) for name in self.cut]
-        fields += [pa.field(name, pa.list_(pa.int32()), nullable=False) for name in self.token_ids]
+        fields += [pa.field(name, _INT32S, nullable=False) for name in self.token_ids]
         return fields + [pa.field(name, pa.string(), nullable=False) for name in self.texts]
+
+    def labels(self) -> list[pa.Field]:
+        """Fields that say which rows a prompt's vectors are, or were made of, and their tokens."""
+        return [pa.field(name, _INT32S, nullable=False) for name in (*self.positions, *self.row_tokens)]
 
     def vector_fields(self) -> list[pa.Field]:
         item = pa.field("item", pa.from_numpy_dtype(STORAGE[self.dtype]), nullable=False)
         kind = pa.list_(item, self.hidden_size)
         if self.full:
             kind = pa.list_(pa.field("item", kind, nullable=False))
-        return [pa.field(c.name, kind, nullable=False, metadata={b"dtype": self.dtype.encode()}) for c in self.vectors]
+        null = self.labelled and not self.full
+        return [pa.field(c.name, kind, nullable=null, metadata={b"dtype": self.dtype.encode()}) for c in self.vectors]
 
 
 def _name(base: str, template: int, count: int) -> str:
@@ -115,6 +124,8 @@ class Group:
     cut: list[tuple[int, ...]] = field(default_factory=list)
     token_ids: list[tuple[NDArray[np.int32], ...]] = field(default_factory=list)
     texts: list[tuple[str, ...]] = field(default_factory=list)
+    positions: list[tuple[NDArray[np.int32], ...]] = field(default_factory=list)
+    row_tokens: list[tuple[NDArray[np.int32], ...]] = field(default_factory=list)
     vectors: dict[str, list[NDArray[Any]]] = field(default_factory=dict)
     bytes: int = 0
 
@@ -138,6 +149,13 @@ class Group:
         if schema.texts:
             self.texts.append(tuple(p.text for p in prompts))
             self.bytes += sum(len(p.text) for p in prompts)
+        for labels, names, made in (
+            (self.positions, schema.positions, positions_of),
+            (self.row_tokens, schema.row_tokens, tokens_of),
+        ):
+            if names:
+                labels.append(tuple(made(states) for states in done.states))
+                self.bytes += sum(label.nbytes for label in labels[-1])
         for column in schema.vectors:
             rows = stored(done.states[column.template], column.layer, schema.dtype)
             self.vectors.setdefault(column.name, []).append(rows)
@@ -150,8 +168,17 @@ class Group:
         columns = [pa.array(self.rows, pa.int64()), pa.array(self.ids, pa.string())]
         columns += [gathered(self.carried, i, c.type) for i, c in enumerate(schema.carries)]
         columns += [pa.array([cuts[t] for cuts in self.cut], pa.int32()) for t in range(len(schema.cut))]
-        columns += [pa.array([ids[t] for ids in self.token_ids], pa.list_(pa.int32())) for t in range(len(schema.token_ids))]
+        columns += [pa.array([ids[t] for ids in self.token_ids], _INT32S) for t in range(len(schema.token_ids))]
         return columns + [pa.array([texts[t] for texts in self.texts], pa.string()) for t in range(len(schema.texts))]
+
+    def labels(self) -> list[pa.Array]:
+        """The columns of ``Schema.labels``."""
+        columns = [pa.array([at[t] for at in self.positions], _INT32S) for t in range(len(self.schema.positions))]
+        return columns + [pa.array([ids[t] for ids in self.row_tokens], _INT32S) for t in range(len(self.schema.row_tokens))]
+
+    def nothing(self, column: VectorColumn) -> NDArray[np.bool_]:
+        """Which vectors were made of no row at all."""
+        return np.array([not len(at[column.template]) for at in self.positions], bool)
 
     def stacked(self, column: VectorColumn) -> NDArray[Any]:
         """``[n, H]``, or in full mode all rows of all texts, ``[sum of rows_i, H]``."""
@@ -165,7 +192,22 @@ class Group:
         return [len(rows) for rows in self.vectors.get(column.name, [])]
 
 
-def stored(states: HiddenStates, layer: int | None, dtype: DType) -> NDArray[Any]:
+def stored(states: HiddenStates, layer: int | str | None, dtype: DType) -> NDArray[Any]:
     """One layer in the storage of ``dtype``."""
-    raw = states.raw(layer)
-    return raw if states.dtype == dtype else narrow(states.numpy(layer), dtype)
+    rows = states.stored(layer, dtype)
+    return no_vector(len(rows), dtype) if rows.ndim == 1 and not len(states.positions) else rows
+
+
+def no_vector(width: int, dtype: DType) -> NDArray[Any]:
+    """What is made of no rows: NaN, and the same bits of it wherever that was computed."""
+    return narrow(np.full(width, np.nan, np.float32), dtype)
+
+
+def positions_of(states: HiddenStates) -> NDArray[np.int32]:
+    return states.positions.astype(np.int32)
+
+
+def tokens_of(states: HiddenStates) -> NDArray[np.int32]:
+    if states.token_ids is None:
+        raise InternalError("rows came without their tokens")
+    return states.token_ids

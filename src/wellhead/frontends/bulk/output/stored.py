@@ -11,15 +11,19 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from wellhead.errors import OutputFileError
+from wellhead.frontends.bulk.output.schema import no_vector
+from wellhead.frontends.bulk.wish import Wish
 from wellhead.types import STORAGE, DType
 
 
 class StoredPart:
-    """The files of a part, or a single file. ``rows``: int64 ``[n]``, the row numbers of its vectors."""
+    """The files of a part, or a single file. ``rows``: int64 ``[n]``, the row numbers of its vectors. ``labelled``: it says
+    of each which positions it is of."""
 
-    def __init__(self, paths: list[Path], start: int, dtype: DType, full: bool) -> None:
-        self._path, self._dtype, self._full = paths[0], dtype, full
+    def __init__(self, paths: list[Path], start: int, dtype: DType, wish: Wish) -> None:
+        self._path, self._dtype, self._full = paths[0], dtype, wish.full
         self._kind = self._path.suffix
+        self.labelled = wish.labelled and self._kind != ".npy"
         try:
             if self._kind == ".npy":
                 self._npy: NDArray[Any] = np.load(self._path, mmap_mode="r" if self._path.stat().st_size > 128 else None)
@@ -38,15 +42,32 @@ class StoredPart:
         return self._tensor(at, column) if self._kind == ".safetensors" else self._parquet(at, column)
 
     def _parquet(self, at: int, column: str) -> NDArray[Any]:
+        value = self._value(at, column)
+        width = (value.type.value_type if self._full else value.type).list_size
+        if value.null_count:
+            return no_vector(width, self._dtype)
+        flat = value.flatten().flatten() if self._full else value.flatten()
+        found: NDArray[Any] = flat.to_numpy(zero_copy_only=False).astype(STORAGE[self._dtype], copy=False)
+        return found.reshape(-1, width) if self._full else found
+
+    def _value(self, at: int, column: str) -> Any:
+        """One row of a column, as an array of one."""
         file, group = pq.ParquetFile(self._path), 0
         while at >= file.metadata.row_group(group).num_rows:
             at -= file.metadata.row_group(group).num_rows
             group += 1
-        value = file.read_row_group(group, columns=[column])[column].combine_chunks().slice(at, 1)
-        width = (value.type.value_type if self._full else value.type).list_size
-        flat = value.flatten().flatten() if self._full else value.flatten()
-        found: NDArray[Any] = flat.to_numpy(zero_copy_only=False).astype(STORAGE[self._dtype], copy=False)
-        return found.reshape(-1, width) if self._full else found
+        return file.read_row_group(group, columns=[column])[column].combine_chunks().slice(at, 1)
+
+    def label(self, row: int, name: str, positions: str) -> NDArray[np.int32]:
+        """One row's positions, or the tokens at them. ``positions``: the name of the former."""
+        at = int(np.searchsorted(self.rows, row))
+        if self._kind != ".safetensors":
+            flat = self._value(at, name).flatten()
+            found: NDArray[np.int32] = flat.to_numpy(zero_copy_only=False).astype(np.int32)
+            return found
+        offsets = self._mapped(positions.replace("positions", "position_offsets"), np.dtype(np.int64))
+        array = self._mapped(name, np.dtype(np.int64 if name == positions else np.int32))
+        return array[offsets[at] : offsets[at + 1]].astype(np.int32)
 
     def _tensor(self, at: int, column: str) -> NDArray[Any]:
         array = self._mapped(column, STORAGE[self._dtype])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from wellhead.errors import WellheadError
@@ -73,17 +73,18 @@ def _done(slot: Slot) -> Done:
     return Done(slot.item, tuple(states))
 
 
-def windows(items: Iterator[Item], bytes_per_token: int) -> Iterator[list[Item]]:
-    """Consecutive items that are sent to the engine together. ``bytes_per_token``: of rows that come back; 0: one per prompt."""
+def windows(items: Iterator[Item], weigh: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Consecutive items that are sent to the engine together. ``weigh``: bytes of the rows that come back of an item, at most."""
     held: list[Item] = []
-    prompts = tokens = 0
+    prompts = tokens = size = 0
     for item in items:
         held.append(item)
         prompts += max(1, len(item.prompts))
         tokens += item.tokens
-        if prompts >= WINDOW_PROMPTS or tokens >= WINDOW_TOKENS or tokens * bytes_per_token >= WINDOW_BYTES:
+        size += weigh(item)
+        if prompts >= WINDOW_PROMPTS or tokens >= WINDOW_TOKENS or size >= WINDOW_BYTES:
             yield held
-            held, prompts, tokens = [], 0, 0
+            held, prompts, tokens, size = [], 0, 0, 0
     if held:
         yield held
 

@@ -144,17 +144,17 @@ class Pool:
         return block
 
     def _blocks(self, rows: Iterator[Row]) -> Iterator[Block]:
-        options, held, characters = self._options, list[Row](), 0
-        most = BLOCK_CHARACTERS
-        if options.mode == "full":
-            width = 4 * self.hidden_size * len(options.layers or (0,))
-            most = min(most, BLOCK_BYTES // width * CHARACTERS_PER_TOKEN)
+        wish, templates = self._options.wish, len(self._options.templates)
+        width = 4 * self.hidden_size * len(wish.layers or (0,))
+        held, characters, size = list[Row](), 0, 0
         for row in rows:
             held.append(row)
-            characters += len(options.templates) * sum(len(v) for v in row.values.values() if isinstance(v, str))
-            if len(held) * len(options.templates) >= BLOCK_PROMPTS or characters >= most:
+            length = sum(len(v) for v in row.values.values() if isinstance(v, str))
+            characters += templates * length
+            size += templates * width * wish.most_rows(length // CHARACTERS_PER_TOKEN + 1)
+            if len(held) * templates >= BLOCK_PROMPTS or characters >= BLOCK_CHARACTERS or size >= BLOCK_BYTES:
                 yield Block(held)
-                held, characters = [], 0
+                held, characters, size = [], 0, 0
         if held:
             yield Block(held)
 

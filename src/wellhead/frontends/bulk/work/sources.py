@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from wellhead.core.job import Job, submit_each
 from wellhead.errors import EngineClosed, InvalidConfig, WellheadError
 from wellhead.frontends.bulk.input.inputs import Row
-from wellhead.frontends.bulk.input.prompts import Prompts
+from wellhead.frontends.bulk.input.prompts import Item, Prompts
 from wellhead.frontends.bulk.options import Options
 from wellhead.frontends.bulk.work.order import Done, Line, Slot, departures, windows
 from wellhead.frontends.bulk.work.source import Usage
+from wellhead.requests.normalize import reads_of
 from wellhead.types import STORAGE, Request
 
 if TYPE_CHECKING:
@@ -33,9 +36,9 @@ def _engine_options(options: Options) -> dict[str, Any]:
     """The engine's options; ceiling and layers follow from what is extracted, unless they are given."""
     engine = dict(options.engine)
     if not {"return_hidden_states_mode", "enable_return_hidden_states"} & set(engine):
-        engine["return_hidden_states_mode"] = "last" if options.mode == "last" else "full"
-    if options.layers is not None:
-        engine.setdefault("capture_layers", list(options.layers))
+        engine["return_hidden_states_mode"] = options.wish.cost.word
+    if options.wish.layers is not None:
+        engine.setdefault("capture_layers", list(options.wish.layers))
     return engine
 
 
@@ -45,23 +48,30 @@ class Local:
     def __init__(self, engine: Engine, options: Options) -> None:
         config = engine.resolved
         self._engine, self._templates = engine, len(options.templates)
-        self._fields = _fields(options)
-        engine.normalize({"input_ids": [0], **self._fields})
+        self._wish, self._fields = options.wish, options.wish.fields()
+        (self._read,) = reads_of(self._fields, engine.assembled.limits)
         self._limit = min(config.context_length, config.max_total_tokens, options.max_length or config.context_length)
         self.prompts = Prompts(options, engine.tokenizer, self._limit)
         self.hidden_size = engine.hidden_size
         self.usage = Usage()
-        width = STORAGE[config.dtype].itemsize * self.hidden_size * len(options.layers or (0,))
-        self._bytes_per_token = width if options.mode == "full" else 0
+        self._width = STORAGE[config.dtype].itemsize * self.hidden_size * len(self._read.layers)
 
     def facts(self) -> dict[str, Any]:
         info = self._engine.info()
         return {**{name: info[name] for name in DECIDING}, "prompt_tokens_limit": self._limit}
 
+    def rows_of(self, item: Item) -> int:
+        """How many rows an item's prompts have, a vector counted as one. Raises ``RowOutOfRange`` if one does not exist."""
+        found = [self._read.rows.of(np.array(p.ids, np.int32), 0).bound for p in item.prompts]
+        return sum(1 if self._read.vector else bound for bound in found)
+
+    def _weigh(self, item: Item) -> int:
+        return self._width * sum(self._wish.most_rows(len(p.ids or ())) for p in item.prompts)
+
     def extract(self, rows: Iterator[Row]) -> Iterator[Done]:
         line, way = Line(), dict[str, tuple[Slot, int]]()
         with Job(self._engine.loop) as job:
-            for window in windows(self.prompts.items(rows), self._bytes_per_token):
+            for window in windows(self.prompts.items(rows), self._weigh):
                 slots = [line.join(item) for item in window]
                 self._submit(departures(slots, self._templates), job, way)
                 while len(line) > len(window):  # the window before this one is not through
@@ -98,15 +108,6 @@ class Local:
                 way[made.key] = slot, template
 
 
-def _fields(options: Options) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "sampling_params": {"max_new_tokens": 0},
-        "return_hidden_states": True if options.mode == "full" else "last",
-        "hidden_states_layers": None if options.layers is None else list(options.layers),
-    }
-    return {**fields, "hidden_states_pooling": "mean"} if options.mode == "mean" else fields
-
-
 def open_client(options: Options) -> Client:
     """A client of the server at ``--url``; ``Remote`` extracts with it. Raises ``InvalidConfig`` without its packages."""
     try:
@@ -132,10 +133,11 @@ class Remote:
 
     def extract(self, rows: Iterator[Row]) -> Iterator[Done]:
         line, way = Line(), dict[int, tuple[Slot, int]]()
-        options: Any = self._options
-        layers = None if options.layers is None else list(options.layers)
+        wish: Any = self._options.wish
+        words = {} if wish.mode else {"rows": wish.words, "reduce": wish.reduce}
         texts = self._texts(rows, line, way)
-        for index, result in self._client.extract_iter(texts, options.mode, layers=layers, dtype=options.dtype):
+        found = self._client.extract_iter(texts, wish.mode, layers=wish.layers, dtype=self._options.dtype, **words)
+        for index, result in found:
             slot, template = way.pop(index)
             slot.put(template, result)
             yield from line.leave()
