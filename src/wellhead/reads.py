@@ -135,6 +135,9 @@ class Selection:
         self._in_spans = None if rows.spans is None else _covered(rows.spans, len(prompt))
         self.grows = most > len(prompt) and rows.part is not Part.PROMPT
         self._plain = rows == Rows(part=rows.part, last=rows.last)
+        #: Hangs it on the end which of *all* possible rows it is, so that ``last`` cannot let any of them go before?
+        back = rows.positions is not None and any(p < 0 for p in rows.positions)
+        self._unsettled = back or (rows.step > 1 and (rows.start or 0) < 0)
         #: Is it only known at the end which rows it is?
         self.trailing = self.grows and self._looks_back()
         self._check(most)
@@ -228,7 +231,7 @@ class Selection:
             back = max((-p for p in rows.positions if p < 0), default=0)
             index = at - self._base
             at = at[np.isin(index, ahead) | (index >= length - back)]
-        if rows.last is not None and not (rows.positions and min(rows.positions) < 0):  # of those, any but one may yet fall out
+        if rows.last is not None and not self._unsettled:
             kept_back = -min(0, rows.stop or 0, *rows.exclude_positions)
             at = at[max(0, len(at) - rows.last - kept_back) :]
         return at
@@ -424,7 +427,7 @@ def _object(value: Mapping[str, Any], param: str, special_ids: Sequence[int] | N
     if unknown:
         raise InvalidRequest(f"{param} has an unknown key {unknown[0]!r:.80}; there are {', '.join(_KEYS)}", param=param)
     part = value.get("part", "all")
-    if part not in set(Part):
+    if not isinstance(part, str) or part not in set(Part):
         raise InvalidRequest(f'{param}: part must be "prompt", "output" or "all", not {part!r:.80}', param=param)
     last = value.get("last")
     if last is not None and (isinstance(last, bool) or not isinstance(last, (int, np.integer)) or last < 1):
@@ -495,12 +498,17 @@ def _excluded(value: Any, param: str, special_ids: Sequence[int] | None) -> tupl
             f'{param}: exclude must be "special" or an object with token_ids, positions or special, not {value!r:.80}',
             param=param,
         )
-    ids = _numbers(value.get("token_ids") or (), param, "exclude.token_ids")
-    if value.get("special"):
+    ids, positions = (
+        () if value.get(name) is None else _numbers(value[name], param, f"exclude.{name}") for name in ("token_ids", "positions")
+    )
+    special = value.get("special")
+    if any(t < 0 for t in ids) or not (special is None or isinstance(special, bool)):
+        raise InvalidRequest(f"{param}: exclude takes token ids from 0 on, and special is true or false", param=param)
+    if special:
         if special_ids is None:
             raise InvalidRequest(f"{param}: this engine has no tokenizer that says which tokens are special", param=param)
         ids = tuple(sorted({*ids, *special_ids}))
-    return ids, _numbers(value.get("positions") or (), param, "exclude.positions")
+    return ids, positions
 
 
 def parse_reduce(value: Any, default: str, param: str) -> str:

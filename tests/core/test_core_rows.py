@@ -189,6 +189,9 @@ def test_rows_are_the_tags_that_were_expected() -> None:
 # --- any rows -----------------------------------------------------------------------------------------------------
 
 WINDOWS = [
+    Rows(start=-8, step=3),
+    Rows(start=-9, stop=-3, step=4),
+    Rows(start=-7, stop=12, step=2),
     Rows(start=-3),
     Rows(start=1, stop=-1),
     Rows(start=2, stop=9, step=2),

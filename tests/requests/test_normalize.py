@@ -346,3 +346,38 @@ def test_a_prompt_that_is_too_long_is_named_as_it_came(given: dict[str, Any], pa
     with pytest.raises(PromptTooLong) as caught:
         door({**given, "sampling_params": {"max_new_tokens": 0}})
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {"part": []}, {"part": {}}, {"part": "middle"}, {"exclude": {"special": "no"}}, {"exclude": {"token_ids": False}},
+        {"exclude": {"positions": ""}}, {"exclude": {"token_ids": [-4]}}, {"last": 0}, {"step": -1}, "::-1", 1.5, True, [1.5],
+    ],
+)  # fmt: skip
+def test_rows_that_mean_nothing_are_refused_by_name(rows: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        door(ids(hidden_states_rows=rows))
+    assert caught.value.param == "hidden_states_rows"
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"return_hidden_states": "last", "hidden_states_rows": "all"}, "hidden_states_rows"),
+        ({"return_hidden_states": {"rows": "last"}, "hidden_states_rows": 0}, "hidden_states_rows"),
+        ({"return_hidden_states": {"rows": "last"}, "hidden_states_rows": "none"}, "hidden_states_rows"),
+        ({"reads": {"a": {"rows": "last"}}, "hidden_states_rows": 0}, "hidden_states_rows"),
+        ({"reads": {"a": {"rows": "last"}}, "return_hidden_states": True}, "reads"),
+    ],
+)
+def test_what_is_said_twice_is_refused(more: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        door(ids(**more))
+    assert caught.value.param == param
+
+
+def test_a_row_that_is_not_there_names_its_prompt_and_its_read() -> None:
+    with pytest.raises(InvalidRequest, match=r"^prompt\[1\]: reads.a: row 4 does not exist") as caught:
+        door({"input_ids": [[1, 2, 3, 4, 5], [1, 2, 3]], "reads": {"a": {"rows": [4]}}, "sampling_params": {"max_new_tokens": 0}})
+    assert caught.value.code == "row_out_of_range"

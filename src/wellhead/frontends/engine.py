@@ -265,7 +265,7 @@ class Engine:
         ``mode`` is short for both: ``"last"``, ``"mean"`` (of all rows), ``"full"`` (all of them).
         ``layers``: a dict from each layer to such a result. ``reads``: several such wishes by name, each an object with
         ``rows``, ``reduce``, ``layers``, from one pass; a dict of results. ``return_positions``: a pair of the result and, per
-        text, the int64 positions of its rows (by name with ``reads``).
+        text, the int64 positions of its rows (by name with ``reads``; ``None`` for a text whose error is returned).
         ``dtype``: ``float32`` and ``float16`` give numpy arrays; ``bfloat16``, which numpy lacks, torch tensors.
 
         ``heads``, in place of all these: what heads say of the texts, and no rows. By name a dict of ``version``, ``labels``,
@@ -299,7 +299,8 @@ class Engine:
         for read in reads_of(self._extract_fields(mode, **wish), self._assembled.limits):
             mine = [one[read.name] for one in stand]
             results[read.name] = self._gather(mine, read, dtype)
-            positions[read.name] = [states.positions for states in mine]
+            placed = found if on_error == "return" else stand
+            positions[read.name] = [None if isinstance(one, WellheadError) else one[read.name].positions for one in placed]
         result = results if reads is not None else results[""]
         told = on_error_rule.settled(result, found, on_error)
         return (told, positions if reads is not None else positions[""]) if return_positions else told

@@ -261,7 +261,12 @@ def _reads(
         reads = tuple(_in_tokens(read, chars, payload, i, single, prompt, spans) if chars else read for read, chars in wish)
         reads = tuple(replace(read, token_ids=token_ids) for read in reads)
         for read in reads:
-            read.rows.of(prompt, params.max_new_tokens, _asking(payload))
+            try:
+                read.rows.of(prompt, params.max_new_tokens, _asking(payload))
+            except RowOutOfRange as error:
+                where = f"prompt{_at(i, len(prompts))}: " if len(prompts) > 1 else ""
+                named = f"reads.{read.name}: " if read.name else ""
+                raise RowOutOfRange(f"{where}{named}{error.message}", param=error.param) from None
         found.append(reads)
     return found
 
@@ -307,7 +312,7 @@ def _wishes(payload: Mapping[str, Any], count: int, single: bool, limits: Limits
 def _given(payload: Mapping[str, Any], name: str) -> bool:
     """Does a field ask for something? (Position 0 does, though it equals False.)"""
     value = payload.get(name)
-    return not (value is None or value is False or (isinstance(value, str) and value == "none"))
+    return not (value is None or value is False or (name == "hidden_states_pooling" and value == "none"))
 
 
 def _in_pieces(read: Read) -> bool:
@@ -327,6 +332,11 @@ def _wish(value: Any, payload: Mapping[str, Any], new: Mapping[str, Any], limits
     mode = parse_mode(value)
     if mode is CaptureMode.NULL:
         return []
+    if mode is CaptureMode.LAST and "hidden_states_rows" in new:
+        raise InvalidRequest(
+            f'{word("hidden_states_rows")} says which rows, and {word(name)} "last" says it too: give one',
+            param="hidden_states_rows",
+        )
     pooling = _pooling(payload)
     if new and pooling is not Pooling.NONE:
         raise InvalidRequest(

@@ -49,7 +49,8 @@ def fit_texts(
         raise InvalidRequest(f"{len(labels)} labels for {len(texts)} texts", param="labels")
     config = engine.assembled.config
     last = config.layers
-    wanted = config.capture_layers if isinstance(layers, str) and layers == "all" else layers
+    numbered = [layer for layer in config.capture_layers if layer <= last]  # not the rows before the final norm
+    wanted = numbered if isinstance(layers, str) and layers == "all" else layers
     if isinstance(wanted, str):
         raise InvalidRequest(f"layers must be 'all' or a list of numbers, not {wanted!r}", param="layers")
     numbers = sorted({last if la == -1 else int(la) for la in wanted})
