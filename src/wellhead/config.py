@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -16,7 +17,7 @@ Quantization = Literal["int8"]
 PAGE_SIZES = (16, 32, 64, 128)
 SWITCHES = (
     *("skip_tokenizer_init", "enable_return_hidden_states", "disable_radix_cache"),
-    *("enable_torch_compile", "disable_cuda_graph"),
+    *("enable_torch_compile", "disable_cuda_graph", "force_heads", "allow_head_upload"),
 )
 QUANTIZATIONS = ("int8", "w8a8_int8")  # two names of one thing
 CHOICES = ("native_kernels", "disable_overlap_schedule")  # switches whose default depends on the machine
@@ -42,6 +43,9 @@ class EngineConfig:
     enable_return_hidden_states SGLang's older switch: the same as ``full``; the mode wins if both are given
     capture_layers              layers that requests may ask for, numbered as in Hugging Face, or ``"L:pre_norm"``: the last
                                 block before the final norm; default ``(-1,)``
+    heads                       head files, or folders of them, that requests may use, see docs/heads.md; whatever the ceiling is
+    force_heads                 take heads that say that they were made on another model
+    allow_head_upload           heads may be added and removed while the engine runs
     max_total_tokens            size of the KV pool; default: what ``mem_fraction_static`` of free memory holds, at most
                                 the larger of 32,768 and the context
     mem_fraction_static         share of free memory that the KV pool may take at most; not beside ``max_total_tokens``
@@ -82,6 +86,9 @@ class EngineConfig:
     return_hidden_states_mode: str | None = None
     enable_return_hidden_states: bool = False
     capture_layers: tuple[int | str, ...] = (-1,)
+    heads: tuple[str, ...] = ()
+    force_heads: bool = False
+    allow_head_upload: bool = False
     max_total_tokens: int | None = None
     mem_fraction_static: float = 0.5
     page_size: int = 64
@@ -117,6 +124,8 @@ class EngineConfig:
             raise InvalidConfig(f"unknown option {unknown[0]!r}; options are {', '.join(sorted(names))}", param=unknown[0])
         if "capture_layers" in options:
             options = {**options, "capture_layers": _layer_tuple(options["capture_layers"])}
+        if "heads" in options:
+            options = {**options, "heads": _path_tuple(options["heads"])}
         return cls(**options)
 
     def __post_init__(self) -> None:
@@ -169,6 +178,8 @@ class EngineConfig:
         self.ceiling()
         if self.skip_tokenizer_init and self.tokenizer_path is not None:
             raise InvalidConfig("tokenizer_path is given, but skip_tokenizer_init says to load none", param="tokenizer_path")
+        if self.force_heads and not (self.heads or self.allow_head_upload):
+            raise InvalidConfig("force_heads is given, but there are no heads", param="force_heads")
         if self.disable_radix_cache and self.schedule_policy == "lpm":
             raise InvalidConfig(
                 "schedule_policy lpm needs the prefixes that disable_radix_cache forgets", param="schedule_policy"
@@ -211,11 +222,13 @@ class EngineConfig:
         )
 
     def resolve(
-        self, *, model_dtype: DType, model_context: int, layers: int, device: str, bytes_per_token: int, free_bytes: int
-    ) -> Resolved:
+        self, *, model_dtype: DType, model_context: int, layers: int, device: str, bytes_per_token: int, free_bytes: int,
+        head_layers: tuple[int, ...] = (),
+    ) -> Resolved:  # fmt: skip
         """Derive what was left open.
 
-        ``bytes_per_token``: of KV and kept rows together; ``free_bytes``: memory left after the weights.
+        ``bytes_per_token``: of KV and kept rows together; ``free_bytes``: memory left after the weights; ``head_layers``: those
+        that heads read.
 
         Raises ``InvalidConfig`` if the options contradict the model or the machine.
         """
@@ -255,6 +268,8 @@ class EngineConfig:
             ceiling=self.ceiling(),
             capture_layers=resolve_layers(self.capture_layers, layers, "capture_layers"),
             layers=layers,
+            head_layers=head_layers,
+            judges=bool(self.heads or self.allow_head_upload),
             pages=pages,
             page_size=self.page_size,
             chunk=pages * self.page_size if chunk == -1 else chunk,
@@ -315,6 +330,8 @@ class Resolved:
     policy: SchedulePolicy
     prefix_cache: bool
     random_seed: int
+    head_layers: tuple[int, ...] = ()
+    judges: bool = False
     decode_graphs: tuple[int, ...] = ()
     prefill_graphs: tuple[int, ...] = ()
     graph_context: int = GRAPH_CONTEXT
@@ -329,8 +346,18 @@ class Resolved:
 
     @property
     def capture(self) -> CaptureMode:
-        """The mode at which the target's forward pass must be able to capture: the ceiling, or what drafts need of it."""
-        return effective_capture(self.ceiling, self.speculation.algorithm, is_draft=False)
+        """The mode at which the target's forward pass must be able to capture: the ceiling, or what heads or drafts need."""
+        return effective_capture(self.strongest, self.speculation.algorithm, is_draft=False)
+
+    @property
+    def strongest(self) -> CaptureMode:
+        """The highest mode of a request. Heads may look at any row, whatever may leave."""
+        return CaptureMode.FULL if self.judges else self.ceiling
+
+    @property
+    def shown_layers(self) -> tuple[int, ...]:
+        """Layers that the forward pass must be able to show: those that may be asked for, and those that heads read."""
+        return tuple(dict.fromkeys((*self.capture_layers, *self.head_layers)))
 
     @property
     def rows_in_pages(self) -> bool:
@@ -371,6 +398,13 @@ def _layer_tuple(value: Any) -> tuple[int | str, ...]:
     ):
         return tuple(layers)
     raise InvalidConfig(f"capture_layers must be a list of layer numbers, not {value!r}", param="capture_layers")
+
+
+def _path_tuple(value: Any) -> tuple[str, ...]:
+    paths = value if isinstance(value, (list, tuple)) else (value,)
+    if all(isinstance(path, (str, os.PathLike)) and str(path) for path in paths):
+        return tuple(str(path) for path in paths)
+    raise InvalidConfig(f"heads must be a list of head files or folders of them, not {value!r:.80}", param="heads")
 
 
 def _check_str(config: EngineConfig, name: str) -> None:

@@ -14,6 +14,8 @@
     │   ├── RequestTooLarge           request_too_large         the caller: fewer tokens per request
     │   ├── TooManyLogprobs           too_many_logprobs         the caller: fewer log-probabilities per request
     │   ├── ModelNotFound             model_not_found           the caller: another model is served
+    │   ├── HeadNotFound              head_not_found            the caller: no head of that name is loaded
+    │   ├── HeadUploadDisabled        head_upload_disabled      whoever starts the engine
     │   ├── Unauthorized              unauthorized              the caller: a key is missing or wrong
     │   ├── NotFound                  not_found                 the caller: a path that is not served
     │   ├── MethodNotAllowed          method_not_allowed        the caller: the path has another method
@@ -138,6 +140,18 @@ class ModelNotFound(InvalidRequest):
     """A model of another name."""
 
     code = "model_not_found"
+
+
+class HeadNotFound(InvalidRequest):
+    """A head of that name is not loaded."""
+
+    code = "head_not_found"
+
+
+class HeadUploadDisabled(InvalidRequest):
+    """A head is to be added or removed, and the engine was started without ``--allow-head-upload``."""
+
+    code = "head_upload_disabled"
 
 
 class CaptureDisabled(InvalidRequest):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,9 @@ from wellhead.reads import CaptureMode, Positions, Read, Rows, mode_of
 from wellhead.reductions import FIRST, ROWS
 
 __all__ = [
-    "DTYPES", "STORAGE", "CaptureMode", "DType", "FinishReason", "HiddenStates", "LogprobSpec", "Logprobs", "Output", "Pooling",
-    "Positions", "Read", "Request", "Rows", "SamplingParams", "Usage", "narrow", "widen",
+    "DTYPES", "STORAGE", "Accumulator", "CaptureMode", "DType", "FinishReason", "HeadOutput", "HeadWish", "HiddenStates",
+    "LogprobSpec", "Logprobs", "Output", "Pooling", "Positions", "Read", "Request", "Rows", "SamplingParams", "Scorer", "Scores",
+    "StopOn", "Usage", "Verdict", "narrow", "widen",
 ]  # fmt: skip
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -94,6 +95,88 @@ class LogprobSpec:
     with_text: bool = False
 
 
+class Accumulator(Protocol):
+    """Scores of many rows -> one; ``heads.aggregate.Aggregate``."""
+
+    def update(self, features: NDArray[np.floating], /) -> NDArray[np.float32]:
+        """Take k rows ``[k, F]``; what the aggregate is after each, ``[k, C]``."""
+        ...
+
+    def value(self) -> NDArray[np.float32] | None:
+        """``[C]``; ``None`` of no rows."""
+        ...
+
+    def copy(self) -> Accumulator: ...
+
+
+class Scorer(Protocol):
+    """What the engine needs of a head; ``heads.head.Head``. k rows, W numbers each, F features, C scores."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def labels(self) -> tuple[str, ...]: ...
+
+    @property
+    def layers(self) -> tuple[Any, ...]: ...
+
+    @property
+    def rows(self) -> Any: ...
+
+    @property
+    def reduce(self) -> str: ...
+
+    @property
+    def columns(self) -> int: ...
+
+    @property
+    def thresholds(self) -> Mapping[str, float]: ...
+
+    def features(self, rows: NDArray[np.floating], /) -> NDArray[np.float32]: ...
+
+    def scores(self, rows: NDArray[np.floating], /) -> NDArray[np.float32]: ...
+
+    def probabilities(self, scores: NDArray[np.floating], /) -> NDArray[np.float32]: ...
+
+    def winners(self, scores: NDArray[np.floating], /) -> list[str]: ...
+
+    def accumulator(self, aggregate: Any = None, /) -> Accumulator: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadWish:
+    """One head of a request, in the version that the request began with. ``prompt``, ``output``: the rows that it judges, or
+    ``None``; ``aggregate``: over those of the output, ``None`` for the head's own."""
+
+    head: Scorer
+    prompt: Read | None
+    output: Read | None
+    aggregate: Any = None
+
+    @property
+    def reads(self) -> Iterator[Read]:
+        return (read for read in (self.prompt, self.output) if read is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class StopOn:
+    """A verdict that ends an answer: ``label`` of ``head`` at ``threshold`` or above.
+
+    ``hold``: a token is held back until its own row was judged, and a condemned one is not sent. ``on``: ``"row"``, or
+    ``"aggregate"`` of the output's rows so far (a verdict on the prompt counts either way).
+    """
+
+    head: str
+    label: str
+    threshold: float
+    hold: bool = True
+    on: Literal["row", "aggregate"] = "row"
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One prompt and one sample: the wish, normalised and validated.
@@ -107,6 +190,8 @@ class Request:
     input_ids: NDArray[np.int32]
     sampling: SamplingParams = SamplingParams()
     reads: tuple[Read, ...] = ()
+    heads: tuple[HeadWish, ...] = ()
+    stop_on: StopOn | None = None
     logprobs: LogprobSpec | None = None
     seed: int = 0
     stream: bool = False
@@ -120,18 +205,26 @@ class Request:
 
     @property
     def mode(self) -> CaptureMode:
-        """What its reads cost together."""
-        return mode_of(self.reads)
+        """What its reads, and those of its heads, cost together."""
+        return mode_of((*self.reads, *(read for wish in self.heads for read in wish.reads)))
 
 
 @dataclass(frozen=True, slots=True)
 class FinishReason:
-    """Why a request ended. ``matched``: the token id, string or pattern that stopped it; ``length``: output tokens."""
+    """Why a request ended. ``matched``: the token id, string or pattern that stopped it; ``length``: output tokens.
 
-    kind: Literal["stop", "length", "abort"]
+    ``head``: which head ended it, with which ``label``, how high (``score``: its probability, or its margin where it has none)
+    and on the row of which ``position``.
+    """
+
+    kind: Literal["stop", "length", "abort", "head"]
     matched: int | str | None = None
     length: int | None = None
     message: str | None = None
+    head: str | None = None
+    label: str | None = None
+    score: float | None = None
+    position: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """SGLang's shape."""
@@ -139,7 +232,13 @@ class FinishReason:
             return {"type": "stop", "matched": self.matched}
         if self.kind == "length":
             return {"type": "length", "length": self.length}
+        if self.kind == "head":
+            return {"type": "head", **self.verdict()}
         return {"type": "abort", "message": self.message or "aborted"}
+
+    def verdict(self) -> dict[str, Any]:
+        """Which head ended it, and why."""
+        return {"head": self.head, "label": self.label, "score": self.score, "position": self.position}
 
 
 def widen(rows: NDArray[Any], dtype: DType) -> NDArray[np.float32]:
@@ -279,6 +378,72 @@ class Logprobs:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """What a head says of k rows: ``positions`` int64 ``[k]``, ``scores`` float32 ``[k, C]`` (before calibration and
+    activation), ``probabilities`` float32 ``[k, labels]`` (the scores, where the head has no probabilities)."""
+
+    positions: Positions
+    scores: NDArray[np.float32]
+    probabilities: NDArray[np.float32]
+
+    @staticmethod
+    def join(parts: list[Scores]) -> Scores | None:
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        columns = zip(*((p.positions, p.scores, p.probabilities) for p in parts), strict=True)
+        positions, scores, probabilities = (np.concatenate(column) for column in columns)
+        return Scores(positions, scores, probabilities)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"positions": self.positions, "scores": self.scores, "probabilities": self.probabilities}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verdict:
+    """What a head says of some rows together. ``scores`` ``[C]``, ``probabilities`` ``[labels]``. ``rows``: of each alone."""
+
+    label: str
+    scores: NDArray[np.float32]
+    probabilities: NDArray[np.float32]
+    positions: Positions | None = None
+    rows: Scores | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        shown = {"label": self.label, "scores": self.scores, "probabilities": self.probabilities}
+        if self.positions is not None:
+            shown["positions"] = self.positions
+        return shown if self.rows is None else {**shown, "rows": self.rows.to_dict()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadOutput:
+    """What a head has said of a request since the piece before: its verdict on the ``prompt`` (once), the scores of rows of the
+    output (``tokens``), and the ``aggregate`` of all of these so far."""
+
+    version: str
+    labels: tuple[str, ...]
+    prompt: Verdict | None = None
+    tokens: Scores | None = None
+    aggregate: Verdict | None = None
+
+    def and_then(self, later: HeadOutput) -> HeadOutput:
+        """Both pieces as one."""
+        tokens = Scores.join([part for part in (self.tokens, later.tokens) if part is not None])
+        aggregate = self.aggregate if later.aggregate is None else later.aggregate
+        return HeadOutput(self.version, self.labels, self.prompt or later.prompt, tokens, aggregate)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``meta_info["heads"]`` has it: ``label``, ``scores``, ``probabilities`` and ``positions`` of the verdict on the
+        prompt, ``tokens`` and their ``aggregate``; what is not there was not judged."""
+        shown: dict[str, Any] = {"version": self.version, "labels": list(self.labels)}
+        if self.prompt is not None:
+            shown |= self.prompt.to_dict()
+        if self.tokens is not None:
+            shown["tokens"] = self.tokens.to_dict()
+        return shown if self.aggregate is None else {**shown, "aggregate": self.aggregate.to_dict()}
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Counts that go with every output. ``cached_tokens``: prompt tokens that were not computed, at first admission.
@@ -302,7 +467,8 @@ class Output:
 
     A request that does not stream gets exactly one. The terminal piece has ``finish`` or ``error`` set, never both,
     and carries the hidden states (only the rows since the last piece if these go out with the text), under their names in
-    ``reads`` if the request named them, and the prompt's logprobs. An error carries nothing else.
+    ``reads`` if the request named them, and the prompt's logprobs. ``heads``: what these said since the piece before. An error
+    carries nothing else.
     """
 
     key: str
@@ -314,6 +480,7 @@ class Output:
     usage: Usage = field(default_factory=lambda: Usage(0))
     hidden_states: HiddenStates | None = None
     reads: Mapping[str, HiddenStates] = field(default_factory=dict)
+    heads: Mapping[str, HeadOutput] = field(default_factory=dict)
     prompt_logprobs: Logprobs | None = None
     output_logprobs: Logprobs | None = None
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,17 +21,19 @@ from wellhead.heads.kinds.registry import KINDS
 PAGE = (Path(__file__).parents[2] / "docs" / "heads.md").read_text()
 
 
-def test_its_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: Callable[..., Path]) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {"MODEL": str(family("llama"))}
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.S):
         exec(block, names)
-    assert isinstance(names["head"], Head) and names["head"].winners(names["scores"])  # type: ignore[arg-type]
+    assert isinstance(names["head"], Head) and names["head"].winners(names["scores"])
+    assert set(names["said"]) >= {"version", "labels", "label", "scores", "probabilities", "positions"}
+    assert set(names["verdicts"]["label"]) <= {"glad", "sad"} and names["verdicts"]["scores"].shape == (2, 1)
 
 
 def test_its_commands_are_accepted() -> None:
     lines = [line.split("#")[0] for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S) for line in block.splitlines()]
-    assert len(lines) == 2
+    assert len(lines) == 3
     for line in lines:
         build_parser().parse_args(line.split()[1:])
 

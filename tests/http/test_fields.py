@@ -91,6 +91,7 @@ FITS_BUT = {
     "row_out_of_range",
     "capture_above_ceiling",
     "model_not_found",
+    "head_not_found",
     "empty_prompt",
 }
 PROBES: tuple[Any, ...] = (

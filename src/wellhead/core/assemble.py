@@ -10,18 +10,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
+from numpy.typing import NDArray
 
 from wellhead.capture.tap import TORCH_DTYPE, RowStore
 from wellhead.config import EngineConfig, Resolved, resolve_layers
 from wellhead.core.draft import DraftFiles
 from wellhead.core.engine import Core
-from wellhead.errors import InvalidConfig, RankDied
+from wellhead.core.heads import Heads, TokenRow, layers_of, loaded
+from wellhead.errors import InvalidConfig, InvalidHead, RankDied
 from wellhead.kernels import select_ops
 from wellhead.kernels.ops import Ops
 from wellhead.models.decoder import Decoder
 from wellhead.models.locate import load_spec, locate
+from wellhead.models.names import EMBEDDING, HEAD
 from wellhead.models.spec import ModelSpec
 from wellhead.models.weights import open_weights
 from wellhead.parallel.leader import lead, start_ranks
@@ -52,6 +56,7 @@ class Assembled:
     ops: Ops
     tokenizer: Tokenizer | None
     limits: Limits
+    heads: Heads
     timings: dict[str, float] = field(default_factory=dict)
     ranks: Ranks | None = None
 
@@ -78,6 +83,7 @@ class Assembled:
             "device": config.device,
             "return_hidden_states_mode": config.ceiling.word,
             "capture_layers": [layer_word(n, config.layers) for n in config.capture_layers],
+            "heads": {name: head.version for name, head in self.heads.items()},
             "num_layers": config.layers,
             "tp_size": config.tp_size,
             "hidden_size": self.spec.hidden_size,
@@ -106,6 +112,8 @@ def assemble(options: EngineConfig) -> Assembled:
     path = locate(options.model_path)
     spec = load_spec(path)
     _check_early(options, spec)
+    files = loaded(options)
+    head_layers = layers_of(files, spec)
     device = _device(options.device)
     if options.quantization and device.type != "cpu":
         raise InvalidConfig(f"quantization {options.quantization} runs on the CPU, not on {device.type}", param="quantization")
@@ -132,7 +140,8 @@ def assemble(options: EngineConfig) -> Assembled:
                 model = decoder = Decoder(spec, ops, weights.get, positions, int8=options.quantization is not None)
             draft = draft_files.load(decoder, ops, positions) if draft_files is not None else None
         clock.lap("weights")
-        config = _resolve(options, [model.spec, *([draft.spec] if draft is not None else [])], dtype, device, free)
+        config = _resolve(options, [model.spec, *([draft.spec] if draft is not None else [])], dtype, device, free, head_layers)
+        heads = Heads(files, options, config, spec, _lm_rows(path, spec, dtype, tokenizer))
         target = EagerRunner(model, config, frozenset(draft.draws_on) if draft is not None else frozenset())
         runner: Runner = SpeculativeRunner(target, draft, config) if draft is not None else target
         texts = TextStreams(tokenizer) if tokenizer is not None else None
@@ -143,14 +152,45 @@ def assemble(options: EngineConfig) -> Assembled:
             clock.lap("graphs")
         undo.pop_all()
     special = tokenizer.special_ids if tokenizer is not None else frozenset[int]()
-    limits = Limits(config, spec.vocab_size, tokenizer is not None, special, spec.has_head)
-    return Assembled(core, config, spec, ops, tokenizer, limits, clock.laps, ranks)
+    limits = Limits(config, spec.vocab_size, tokenizer is not None, special, spec.has_head, heads)
+    return Assembled(core, config, spec, ops, tokenizer, limits, heads, clock.laps, ranks)
 
 
 def _tokenizer(options: EngineConfig, path: Path) -> Tokenizer | None:
     if options.skip_tokenizer_init:
         return None
     return Tokenizer.load(locate(options.tokenizer_path) if options.tokenizer_path else path)
+
+
+def _lm_rows(path: Path, spec: ModelSpec, dtype: DType, tokenizer: Tokenizer | None) -> TokenRow:
+    """Rows of the LM head as the engine has them, out of the model's files."""
+
+    def row(token: int | str) -> NDArray[np.floating]:
+        if not spec.has_head or spec.logit_softcap is not None:
+            why = "caps its logits" if spec.has_head else "has no LM head"
+            raise InvalidHead(
+                f"token {token!r:.80}: {spec.architecture} {why}, so a difference of tokens is no product with a row"
+            )
+        index = _token(token, tokenizer)
+        if not 0 <= index < spec.vocab_size:
+            raise InvalidHead(f"token {index} is outside [0, {spec.vocab_size})")
+        with open_weights(path, spec) as weights:
+            weight = weights.get(EMBEDDING if spec.tied_head else HEAD)
+        found: NDArray[np.floating] = weight[index].to(TORCH_DTYPE[dtype]).float().numpy()
+        return found
+
+    return row
+
+
+def _token(token: int | str, tokenizer: Tokenizer | None) -> int:
+    if isinstance(token, int):
+        return token
+    if tokenizer is None:
+        raise InvalidHead(f"token {token!r:.80} is a text, and this engine has no tokenizer: name it by its id")
+    ids = tokenizer.encode(token, add_special_tokens=False)
+    if len(ids) != 1:
+        raise InvalidHead(f"{token!r:.80} is {len(ids)} tokens of this model, not one")
+    return ids[0]
 
 
 def _check_early(options: EngineConfig, spec: ModelSpec) -> None:
@@ -180,7 +220,10 @@ def _dtype(name: str) -> DType:
     return next(d for d in DTYPES if d == name)
 
 
-def _resolve(options: EngineConfig, specs: list[ModelSpec], dtype: DType, device: torch.device, free: int | None) -> Resolved:
+def _resolve(
+    options: EngineConfig, specs: list[ModelSpec], dtype: DType, device: torch.device, free: int | None,
+    head_layers: tuple[int, ...],
+) -> Resolved:  # fmt: skip
     """``specs``: of the models that this process has keys of, the target (or its part of it) first. ``free``: bytes that
     another rank's GPU has left."""
     target, size = specs[0], TORCH_DTYPE[dtype].itemsize
@@ -188,7 +231,7 @@ def _resolve(options: EngineConfig, specs: list[ModelSpec], dtype: DType, device
     if device.type == "cpu":
         per_token *= options.tp_size  # all ranks' keys are in the one memory
     if options.ceiling().word == "full":
-        layers = resolve_layers(options.capture_layers, target.layers, "capture_layers")
+        layers = tuple({*resolve_layers(options.capture_layers, target.layers, "capture_layers"), *head_layers})
         per_token += RowStore.bytes_per_token(layers, target.hidden_size, dtype)
     here = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     return options.resolve(
@@ -198,6 +241,7 @@ def _resolve(options: EngineConfig, specs: list[ModelSpec], dtype: DType, device
         device=device.type,
         bytes_per_token=per_token,
         free_bytes=here if free is None else min(here, free),
+        head_layers=head_layers,
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
 from wellhead.cache.space import Space
+from wellhead.capture.judges import make_bench
 from wellhead.capture.readers import make_readers
 from wellhead.config import Resolved
 from wellhead.core.flight import Flight, Runway, filled
@@ -99,11 +100,20 @@ class Core:
         if len(self.scheduler.waiting) >= self.config.max_queued:
             raise Overloaded(f"{self.config.max_queued} requests are waiting already; try again later")
         readers = make_readers(request, self.config.dtype, self._hidden_size)
+        bench = make_bench(request, self.config.dtype, self._hidden_size)
         text = self._texts.open(request) if self._texts is not None else None
         spec = self.config.speculation
         progress = Progress(spec) if spec.algorithm is not Algorithm.NONE and request.sampling.max_new_tokens else None
         self.scheduler.add(
-            Sequence(request, order=self._order, arrival=time.monotonic(), readers=readers, text=text, speculation=progress)
+            Sequence(
+                request,
+                order=self._order,
+                arrival=time.monotonic(),
+                readers=readers,
+                text=text,
+                speculation=progress,
+                bench=bench,
+            )
         )
         self._order += 1
         self.counters.requests += 1

@@ -30,6 +30,11 @@ def dumps(value: Any) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
+def plain(value: Any) -> Any:
+    """A value whose arrays are lists: for what ``dumps`` does not write."""
+    return loads(dumps(value))
+
+
 def loads(body: bytes | memoryview) -> Any:
     """Parse; ``ValueError`` if it is not JSON."""
     try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sized
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence, Sized
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
@@ -21,11 +22,12 @@ from wellhead.core.job import Job, work_through
 from wellhead.core.loop import EngineLoop
 from wellhead.errors import InvalidRequest, RequestAborted, WellheadError
 from wellhead.frontends.native import Reply
+from wellhead.heads.head import Head
 from wellhead.on_error import OnError
 from wellhead.requests.normalize import Batch, normalize, reads_of
 from wellhead.requests.tokenizer import Tokenizer
 from wellhead.requests.words import speaking
-from wellhead.types import DTYPES, DType, HiddenStates, Output, Read, Request
+from wellhead.types import DTYPES, DType, HeadOutput, HiddenStates, Output, Read, Request, Scorer
 
 ExtractMode = Literal["last", "full", "mean"]
 Extracted = tuple[int, HiddenStates | Mapping[str, HiddenStates] | WellheadError]
@@ -112,6 +114,25 @@ class Engine:
         """Raise ``InternalError`` unless all pages are accounted for."""
         self.loop.call(lambda core: core.check_integrity()).result()
 
+    # --- heads --------------------------------------------------------------------------------------------------
+
+    @property
+    def heads(self) -> Mapping[str, Head]:
+        """The heads that requests may use now, by name."""
+        return self._assembled.heads
+
+    def add_head(self, head: Head | str | Path | bytes) -> Head:
+        """Add a head, its file, or the bytes of that; one of the same name is replaced, and requests that have begun keep it.
+
+        Needs ``allow_head_upload``. Raises ``HeadUploadDisabled``, ``InvalidHead``.
+        """
+        self._assembled.heads.check_upload()
+        return self._assembled.heads.add(Head.load(head) if isinstance(head, (str, Path)) else head)
+
+    def remove_head(self, name: str) -> Head:
+        """Take a head away; requests that have begun keep it. Raises ``HeadNotFound``, ``HeadUploadDisabled``."""
+        return self._assembled.heads.remove(name)
+
     # --- generate -----------------------------------------------------------------------------------------------
 
     def generate(
@@ -129,12 +150,13 @@ class Engine:
         ``return_hidden_states``: ``False``, ``"last"`` or ``True``, one for all or one per prompt. Further fields are
         those of ``/generate``: ``return_logprob``, ``logprob_start_len``, ``top_logprobs_num``, ``token_ids_logprob``,
         ``hidden_states_layers``, ``hidden_states_rows``, ``hidden_states_reduce``, ``reads``, ``hidden_states_pooling``,
-        ``hidden_states_token_ids``, ``incremental_hidden_states``, ``rid``, ``timeout``.
+        ``hidden_states_token_ids``, ``incremental_hidden_states``, ``heads``, ``stop_on``, ``rid``, ``timeout``.
 
         ``meta_info["hidden_states"]`` holds float32 numpy arrays: ``"last"`` ``[H]``; ``True`` a list of N entries,
         the prompt's ``[P, H]`` and one ``[H]`` for each further output token; rows by any other words (an object with
         ``rows``, ``reduce``, ``layers``, see docs/hidden-states.md) ``[k, H]``, or ``[H]`` if reduced; with their
-        ``hidden_states_positions`` beside them. ``meta_info["reads"]`` has the same of each of ``reads``, by name.
+        ``hidden_states_positions`` beside them. ``meta_info["reads"]`` has the same of each of ``reads``, by name;
+        ``meta_info["heads"]`` what each of ``heads`` says, see docs/heads.md.
 
         Raises ``InvalidRequest`` before anything runs, or the error of the first request that failed.
         """
@@ -228,6 +250,7 @@ class Engine:
         reduce: str | None = None,
         layers: list[int | str] | None = None,
         reads: Mapping[str, Mapping[str, Any]] | None = None,
+        heads: Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None,
         dtype: DType = "float32",
         return_positions: bool = False,
         progress: bool = False,
@@ -245,6 +268,11 @@ class Engine:
         text, the int64 positions of its rows (by name with ``reads``; ``None`` for a text whose error is returned).
         ``dtype``: ``float32`` and ``float16`` give numpy arrays; ``bfloat16``, which numpy lacks, torch tensors.
 
+        ``heads``, in place of all these: what heads say of the texts, and no rows. By name a dict of ``version``, ``labels``,
+        ``label`` (a list of n), ``scores`` float32 ``[n, C]`` and ``probabilities`` float32 ``[n, labels]``; for a text that has
+        none of the rows that a head looks at the label is ``None`` and the numbers are NaN. (``on_error="return"``: a list of
+        such dicts of single texts, with the errors in their places.)
+
         Row i belongs to text i.
 
         ``on_error``, for a text that cannot be served: ``"raise"`` its error, with its ``index``; ``"skip"`` it, and give
@@ -255,6 +283,10 @@ class Engine:
             raise InvalidRequest(f"dtype must be {', '.join(DTYPES)}, not {dtype!r}", param="dtype")
         items: Any = texts if isinstance(texts, (str, bytes)) else list(texts)
         on_error_rule.check(on_error)
+        if heads is not None:
+            if return_positions or any(value is not None for value in (mode, rows, reduce, layers, reads)):
+                raise InvalidRequest("extract gives rows, or what heads say of them: leave the other words out", param="heads")
+            return self._judged(items, heads, on_error, progress)
         found: list[Mapping[str, HiddenStates] | WellheadError] = [{}] * len(items)
         wish = {"rows": rows, "reduce": reduce, "layers": layers, "reads": reads}
         for i, states in self.extract_iter(items, mode, **wish, progress=progress):
@@ -272,6 +304,26 @@ class Engine:
         result = results if reads is not None else results[""]
         told = on_error_rule.settled(result, found, on_error)
         return (told, positions if reads is not None else positions[""]) if return_positions else told
+
+    def _judged(self, items: Any, heads: Any, on_error: OnError, progress: bool) -> Any:
+        """``extract`` with ``heads``."""
+        fields = {"sampling_params": {"max_new_tokens": 0}, "heads": heads}
+        wishes = self.normalize({"input_ids": [0], **fields}).requests[0].heads
+        found: list[Mapping[str, HeadOutput] | WellheadError] = [{}] * len(items)
+        bar = tqdm(desc="extract", unit=" texts", total=len(items), disable=not progress)
+        for i, output in self._outputs(_checked_texts(items), fields, bar):
+            if isinstance(output, WellheadError):
+                found[i] = on_error_rule.met(i, output, on_error)
+            elif output.error is not None or not output.heads:
+                found[i] = on_error_rule.met(i, output.error or _aborted(output), on_error)
+            else:
+                found[i] = output.heads
+        stand = [one for one in found if not isinstance(one, WellheadError)]
+        result: dict[str, Any] = {}
+        for wish in wishes:
+            said = [one[wish.head.name] for one in stand]
+            result[wish.head.name] = [_one(o) for o in said] if on_error == "return" else _scores_of(wish.head, said)
+        return on_error_rule.settled(result, found, on_error)
 
     def _gather(self, found: list[HiddenStates], read: Read, dtype: DType) -> Any:
         if read.asked is not None:
@@ -311,10 +363,10 @@ class Engine:
         fields = self._extract_fields(mode, **wish)
         with speaking(EXTRACT_WORDS):
             reads_of(fields, self._assembled.limits)
-        if isinstance(texts, (str, bytes)):
-            raise InvalidRequest("texts must be a list of texts, not one text", param="texts")
         total = len(texts) if isinstance(texts, Sized) else None
-        return self._extract_all(iter(texts), fields, tqdm(desc="extract", unit=" texts", total=total, disable=not progress))
+        return self._extract_all(
+            _checked_texts(texts), fields, tqdm(desc="extract", unit=" texts", total=total, disable=not progress)
+        )
 
     @staticmethod
     def _extract_fields(mode: ExtractMode | None, rows: Any, reduce: Any, layers: Any, reads: Any) -> dict[str, Any]:
@@ -334,6 +386,12 @@ class Engine:
         return {**fields, "hidden_states_rows": rows, "hidden_states_reduce": reduce}
 
     def _extract_all(self, texts: Iterator[Any], fields: dict[str, Any], bar: tqdm[Any]) -> Iterator[Extracted]:
+        for index, result in self._outputs(texts, fields, bar):
+            yield index, result.reads or result_of(result) if isinstance(result, Output) else result
+
+    def _outputs(
+        self, texts: Iterator[Any], fields: dict[str, Any], bar: tqdm[Any]
+    ) -> Iterator[tuple[int, Output | WellheadError]]:
         def prepare(part: list[Any]) -> tuple[Request, ...]:
             kind = "text" if isinstance(part[0], str) else "input_ids"
             if not all(isinstance(text, (str, list, tuple, np.ndarray)) for text in part):
@@ -346,16 +404,42 @@ class Engine:
         with bar:
             for index, result in work_through(self.loop, texts, prepare, at_once=size, in_flight=in_flight):
                 bar.update(isinstance(result, Output))
-                yield index, result.reads or result_of(result) if isinstance(result, Output) else result
+                yield index, result
+
+
+def _checked_texts(texts: Any) -> Iterator[Any]:
+    if isinstance(texts, (str, bytes)):
+        raise InvalidRequest("texts must be a list of texts, not one text", param="texts")
+    return iter(texts)
+
+
+def _one(said: HeadOutput) -> dict[str, Any]:
+    return {"version": said.version, "labels": said.labels, **(said.prompt.to_dict() if said.prompt is not None else {})}
+
+
+def _scores_of(head: Scorer, said: list[HeadOutput]) -> dict[str, Any]:
+    """What a head said of n prompts, as arrays."""
+    width = head.probabilities(np.zeros((1, head.columns), np.float32)).shape[1]
+    scores = np.full((len(said), head.columns), np.nan, np.float32)
+    probabilities = np.full((len(said), width), np.nan, np.float32)
+    for i, one in enumerate(said):
+        if one.prompt is not None:
+            scores[i], probabilities[i] = one.prompt.scores, one.prompt.probabilities
+    label = [None if one.prompt is None else one.prompt.label for one in said]
+    return {
+        "version": head.version, "labels": head.labels, "label": label, "scores": scores, "probabilities": probabilities,
+    }  # fmt: skip
 
 
 def result_of(output: Output) -> HiddenStates | WellheadError:
     """The hidden states that a finished extraction carries, or its error."""
     if output.error is not None:
         return output.error
-    if output.hidden_states is None:
-        return RequestAborted(f"request {output.rid!r} was aborted")
-    return output.hidden_states
+    return _aborted(output) if output.hidden_states is None else output.hidden_states
+
+
+def _aborted(output: Output) -> RequestAborted:
+    return RequestAborted(f"request {output.rid!r} was aborted")
 
 
 def as_dtype(states: HiddenStates, layer: int | str | None, dtype: DType) -> Any:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from wellhead.errors import InputFileError, InvalidConfig
-from wellhead.frontends.bulk.fingerprint import file_facts
 from wellhead.frontends.bulk.input.inputs import expand
 from wellhead.frontends.bulk.input.readers import records
 from wellhead.frontends.options import ENGINE_FLAGS
@@ -16,6 +15,7 @@ from wellhead.heads.fit import report
 from wellhead.heads.fit.calibrate import NEEDED
 from wellhead.heads.fit.run import METHODS, Fitted, fit_rows
 from wellhead.heads.fit.sources import ParquetSource
+from wellhead.models.identity import file_facts
 
 _OPTIONS = ("method", "c", "penalty", "shrinkage", "folds", "calibration", "false_alarm_rate", "positive", "seed")
 _ENGINE = (

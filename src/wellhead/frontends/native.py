@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from wellhead.types import HiddenStates, Logprobs, LogprobSpec, Output, Request, Usage
+from wellhead.types import HeadOutput, HiddenStates, Logprobs, LogprobSpec, Output, Request, Usage
 
 TokenText = Callable[[int], str | None]
 Triple = tuple[float | None, int, str | None]
@@ -17,6 +17,17 @@ def labelled(states: HiddenStates, encode: Callable[[HiddenStates], Any]) -> dic
     """Rows in the form that ``encode`` gives them, which positions they are and, if that was asked for, their tokens."""
     shown = {"hidden_states": encode(states), "hidden_states_positions": states.positions}
     return shown if states.token_ids is None else {**shown, "hidden_states_token_ids": states.token_ids}
+
+
+def merge_heads(found: dict[str, HeadOutput], new: Mapping[str, HeadOutput]) -> None:
+    """Pieces of what heads said, one behind the other."""
+    for name, piece in new.items():
+        found[name] = found[name].and_then(piece) if name in found else piece
+
+
+def show_heads(heads: Mapping[str, HeadOutput]) -> dict[str, Any]:
+    """As ``meta_info["heads"]`` has them, by name."""
+    return {name: piece.to_dict() for name, piece in heads.items()}
 
 
 class Reply:
@@ -36,6 +47,8 @@ class Reply:
         self._finish: dict[str, Any] | None = None
         self.hidden_states: HiddenStates | None = None
         self.reads: Mapping[str, HiddenStates] = {}
+        self.heads: dict[str, HeadOutput] = {}
+        self._heads_shown = False
         self._rows = 0
 
     @property
@@ -51,6 +64,9 @@ class Reply:
         self._usage = output.usage
         self.hidden_states = output.hidden_states
         self.reads = output.reads
+        if self._heads_shown:  # what was shown is not shown again
+            self.heads, self._heads_shown = {}, False
+        merge_heads(self.heads, output.heads)
         if output.hidden_states is not None:
             self._rows += len(output.hidden_states.positions)
         if output.output_logprobs is not None:
@@ -71,6 +87,9 @@ class Reply:
                 meta["hidden_states_total"] = self._total_entries(self.hidden_states)
         if self.reads:
             meta["reads"] = {name: labelled(states, encode) for name, states in self.reads.items()}
+        if self.request.heads:
+            meta["heads"] = show_heads(self.heads)
+            self._heads_shown = self.request.stream
         return {"text": self.text, "output_ids": list(self.output_ids), "meta_info": meta}
 
     def summary(self) -> dict[str, Any]:

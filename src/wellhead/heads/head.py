@@ -172,9 +172,11 @@ class Head:
             return np.concatenate(parts) if parts else function(np.zeros((0, self.width)))
 
     def _checked(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
-        if not np.isfinite(values).all():
+        with np.errstate(over="ignore"):
+            rounded = values.astype(np.float32)  # what float64 holds may be infinite in float32
+        if not np.isfinite(rounded).all():
             raise NonFinite(f"head {self.name!r}: a score is NaN or infinite")
-        return values.astype(np.float32)
+        return rounded
 
     def scores_of(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """``features`` -> scores of each row alone ``[k, C]``."""

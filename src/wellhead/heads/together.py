@@ -51,4 +51,6 @@ class Together:
 
     def _one(self, i: int, head: Head, rows: NDArray[np.floating], shared: Array) -> NDArray[np.float32] | None:
         exact = shared[:, self._at[i]] if i in self._at else head.exact(rows, head.evaluator.features)
-        return exact.astype(np.float32) if np.isfinite(exact).all() else None
+        with np.errstate(over="ignore"):
+            rounded = exact.astype(np.float32)
+        return rounded if np.isfinite(rounded).all() else None

@@ -122,6 +122,26 @@ READ: Schema = {
     "type": "object", "additionalProperties": False, "minProperties": 1,
     "properties": {"rows": ROWS_WORDS, "reduce": REDUCE, "layers": LAYERS},
 }  # fmt: skip
+HEAD: Schema = {
+    "type": "object", "additionalProperties": False,
+    "properties": {
+        "rows": ROWS_WORDS, "reduce": REDUCE, "on": words("prompt", "output", "both"),
+        "aggregate": {"anyOf": [{"type": "string"}, {"type": "object"}]},
+    },
+}  # fmt: skip
+HEADS: Schema = {
+    "anyOf": [
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 256, "uniqueItems": True},
+        {"type": "object", "maxProperties": 256, "additionalProperties": HEAD},
+    ]
+}
+STOP_ON: Schema = {
+    "type": "object", "additionalProperties": False, "required": ["head", "label"],
+    "properties": {
+        "head": FILLED, "label": FILLED, "threshold": {"type": "number"}, "hold": {"enum": [0, 1, True, False]},
+        "on": words("row", "aggregate"),
+    },
+}  # fmt: skip
 READS: Schema = {
     "type": "object", "minProperties": 1, "maxProperties": 64, "propertyNames": {"pattern": r"^[\w.:-]{1,64}$"},
     "additionalProperties": {**READ, "minProperties": 0},
@@ -289,6 +309,12 @@ TABLE: tuple[Field, ...] = (
           example={"a": {"rows": "last"}, "b": {"rows": "prompt", "reduce": "mean"}},
           doc="several wishes by name, each an object with `rows`, `reduce`, `layers`, from one pass; in JSON alone, as "
               "`data[i].reads`, by name"),
+    # heads
+    Field(name="heads", on=("generate", *OPENAI, "hidden_states"), schema=HEADS, default=[], example=[], way=Way.PASSED,
+          doc="heads that judge the prompt and the rows of the answer: a list of names, or an object from name to `rows`, "
+              "`reduce`, `on`, `aggregate`; see [heads](heads.md#serving)"),
+    Field(name="stop_on", on=("generate", *OPENAI, "hidden_states"), schema=STOP_ON, way=Way.PASSED,
+          doc="a verdict that ends the answer: `head`, `label`, `threshold`, and `hold` 0 to send tokens before they are judged"),
     # embeddings
     Field(name="encoding_format", on=("embeddings",), schema=words("float", "base64"), default="float", example="base64",
           doc="`base64`: little-endian float32"),

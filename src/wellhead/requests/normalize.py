@@ -30,6 +30,7 @@ from wellhead.errors import (
 from wellhead.reads import CaptureMode, Read, layer_number, layer_word, mode_of, parse_reduce, parse_rows
 from wellhead.reductions import FIRST, ROWS
 from wellhead.requests.fields import Way, asks_for_nothing, at
+from wellhead.requests.heads import wished
 from wellhead.requests.limits import Limits
 from wellhead.requests.sampling import is_finite_number, normalize_sampling
 from wellhead.requests.words import word
@@ -85,6 +86,7 @@ def normalize(
         normalize_sampling(p, limits) for p in _spread(payload, "sampling_params", count, single, default={}, scalar=_is_mapping)
     ]
     reads = _reads(payload, prompts, sampling, single, limits, spans)
+    judged = wished(payload, prompts, sampling, limits)
     logprobs = _logprobs(payload, count, single, prompts, limits)
     if not limits.has_head:
         _check_headless(sampling, logprobs)
@@ -103,6 +105,8 @@ def normalize(
                     input_ids=ids,
                     sampling=sampling[i],
                     reads=reads[i],
+                    heads=judged[i][0],
+                    stop_on=judged[i][1],
                     logprobs=logprobs[i],
                     seed=next_seed() if seed is None else seed + k,
                     stream=stream,

@@ -6,12 +6,13 @@ step is refused: a reply must never carry a neighbour's vector.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import dataclasses
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wellhead.errors import InternalError, InvalidRequest, NonFinite, WellheadError
+from wellhead.results.judging import Look, check_finite, look, rows_below
 from wellhead.scheduler.sequence import Phase, Sequence
 from wellhead.step import Plan, PlanRow, RowResult, StepResult
 from wellhead.types import DType, FinishReason, Logprobs, Output, SamplingParams
@@ -27,13 +28,6 @@ class Decode(Protocol):
     """Output ids -> text in one go, for requests that need none on the way."""
 
     def __call__(self, ids: list[int], params: SamplingParams) -> str: ...
-
-
-def all_finite(rows: NDArray[Any], dtype: DType) -> bool:
-    """No NaN and no infinity, looking at the exponent where numpy has no such dtype."""
-    if dtype == "bfloat16":
-        return not bool(np.any((rows & 0x7F80) == 0x7F80))
-    return bool(np.isfinite(rows).all())
 
 
 def check_rows(plan: Plan, result: StepResult) -> None:
@@ -53,9 +47,6 @@ def check_rows(plan: Plan, result: StepResult) -> None:
         raise InternalError(f"step {plan.number}: {result.produced} rows were produced, {consumed} consumed")
 
 
-_NO_ROWS: NDArray[Any] = np.empty((0, 0), np.uint16)
-
-
 class Processor:
     """Judges a step. ``eos_ids``: the model's end-of-sequence tokens."""
 
@@ -67,28 +58,33 @@ class Processor:
     def process(self, plan: Plan, result: StepResult, lookup: Lookup) -> list[Output]:
         """Extend sequences, fill readers, decide stops; sequences that end are marked DONE for the scheduler to settle."""
         check_rows(plan, result)
-        outputs = []
+        outputs, live = [], []
         for row, got in zip(plan.rows, result.rows, strict=True):
             seq = lookup(row.key)
-            if seq is None or seq.phase is not Phase.RUNNING:
-                continue
+            if seq is not None and seq.phase is Phase.RUNNING:
+                live.append((seq, row, got))
+        looks = look(live, self._dtype)
+        for seq, row, got in live:
             try:
-                output = self._advance(seq, row, got)
+                output = self._advance(seq, row, got, looks.get(seq.key))
             except InvalidRequest as error:  # found out late: a stop pattern that takes too long
                 output = self.fail(seq, error)
             if output is not None:
                 outputs.append(output)
         return outputs
 
-    def _advance(self, seq: Sequence, row: PlanRow, got: RowResult) -> Output | None:
-        finish, text, count = self._accept(seq, got, row.drafts)
-        error = self._keep(seq, row, got, count)
+    def _advance(self, seq: Sequence, row: PlanRow, got: RowResult, said: Look | None) -> Output | None:
+        if said is not None and said.error is not None:
+            return self.fail(seq, said.error)
+        finish, texts = self._accept(seq, got, row.drafts, said.ends if said is not None else None)
+        error = self._keep(seq, row, got, len(texts), finish, said)
         if error is None and finish is None and not got.finite:
             error = NonFinite(f"NaN or infinity in the logits of request {seq.request.rid!r} at position {seq.length - 1}")
         if error is not None:
             return self.fail(seq, error)
-        if row.end == seq.prompt_length and not seq.generates:
+        if finish is None and row.end == seq.prompt_length and not seq.generates:
             finish = FinishReason("length", length=0)
+        text = self._certain(seq, texts, finish)
         if finish is not None:
             return self._finish(seq, finish, "".join(seq.unsent_text) + text)
         if seq.request.stream and row.samples:
@@ -97,18 +93,25 @@ class Processor:
             seq.unsent_text.append(text)
         return None
 
-    def _keep(self, seq: Sequence, row: PlanRow, got: RowResult, tokens: int) -> WellheadError | None:
-        """Give the readers the rows that ``tokens`` valid ones leave, and nothing of what was accepted beyond a stop."""
+    def _keep(
+        self, seq: Sequence, row: PlanRow, got: RowResult, tokens: int, finish: FinishReason | None, said: Look | None
+    ) -> WellheadError | None:
+        """Give the readers and judges the rows that ``tokens`` valid ones leave, and nothing of what was accepted beyond a stop.
+
+        Where a head ended the answer, the rows of all its tokens are there, and the judges have the condemned row besides.
+        """
+        by_head = finish is not None and finish.kind == "head"
+        end = row.valid_end(tokens)
+        if said is not None:
+            said.settle((finish.position or 0) + 1 if by_head and finish is not None else end)
         if seq.readers:
-            at, rows = {}, {}
-            for layer, due in row.kept(tokens).items():
-                at[layer] = row.keep[layer][:due]
-                rows[layer] = part = got.hidden[layer][:due] if got.hidden is not None and due else _NO_ROWS
-                if not all_finite(part, self._dtype):
-                    where = f"layer {layer}, rows {at[layer][0]} to {at[layer][-1]}, {self._dtype}"
-                    return NonFinite(f"NaN or infinity in the hidden states of request {seq.request.rid!r} ({where})")
+            at, rows = rows_below(row, got, seq.length if by_head else end)
+            try:
+                check_finite(seq, at, rows, self._dtype)
+            except NonFinite as error:
+                return error
             for reader in seq.readers:
-                reader.take(at, rows, row.valid_end(tokens), seq.tokens)
+                reader.take(at, rows, seq.length if by_head else end, seq.tokens)
         if got.target_logprobs is not None:
             if np.isnan(got.target_logprobs.values).any():
                 return NonFinite(
@@ -117,20 +120,40 @@ class Processor:
             seq.prompt_logprobs.append(got.target_logprobs)
         return None
 
-    def _accept(self, seq: Sequence, got: RowResult, drafts: int) -> tuple[FinishReason | None, str, int]:
-        """Append the tokens up to the first that ends the sequence: why it ends, what text is now certain, how many they are."""
-        finish, texts = None, []
+    def _accept(
+        self, seq: Sequence, got: RowResult, drafts: int, ends: FinishReason | None
+    ) -> tuple[FinishReason | None, list[str]]:
+        """Append the tokens up to the first that ends the sequence, or up to the row that a head condemns: why it ends, and the
+        text that each of them made certain."""
+        finish: FinishReason | None = None
+        texts: list[str] = []
         for token in got.tokens:
+            if ends is not None and (ends.position or 0) < seq.length:
+                break
             finish, text = self._append(seq, token)
             texts.append(text)
             if finish is not None:
                 break
         count = len(texts)
+        if finish is None and ends is not None and (ends.position or 0) < seq.length:
+            finish = ends
         if got.logprobs is not None and count:
             seq.output_logprobs.append(got.logprobs[:count])
         if seq.speculation is not None and count:
             seq.speculation.judged(drafts, min(count, len(got.tokens) - 1), got.proposals)
-        return finish, "".join(texts), count
+        if finish is ends and ends is not None and seq.bench is not None and seq.bench.holds:
+            seq.truncate(max(seq.prompt_length, ends.position or 0))
+        return finish, texts
+
+    @staticmethod
+    def _certain(seq: Sequence, texts: list[str], finish: FinishReason | None) -> str:
+        """The text that may go out now: without that of the newest token, while a head still has to judge it."""
+        if seq.bench is None or not seq.bench.holds or not texts:
+            return "".join(texts)
+        text, seq.held_text = seq.held_text, ""
+        if finish is None:
+            *texts, seq.held_text = texts
+        return text + "".join(texts)
 
     def _append(self, seq: Sequence, token: int) -> tuple[FinishReason | None, str]:
         """Append one token, and say whether that ends the sequence and what text is now certain."""
@@ -152,7 +175,8 @@ class Processor:
 
     def _finish(self, seq: Sequence, finish: FinishReason, text: str) -> Output:
         seq.phase = Phase.DONE
-        rows = seq.length - 1 if seq.generates else seq.prompt_length
+        judged = finish.kind == "head"  # then the row of the newest token is there as well
+        rows = seq.length - 1 if seq.generates and not judged else seq.length
         states = {reader.read.name: reader.result(rows, seq.tokens) for reader in seq.readers}
         finish, text = self._last_text(seq, finish, text)
         return Output(
@@ -164,13 +188,16 @@ class Processor:
             usage=seq.usage(),
             hidden_states=states.pop("", None),
             reads=states,
+            heads=seq.bench.pieces(last=True) if seq.bench is not None else {},
             prompt_logprobs=self._prompt_logprobs(seq),
-            output_logprobs=self._output_logprobs(seq),
+            output_logprobs=self._output_logprobs(seq, seq.length - seq.prompt_length),
         )
 
     def _last_text(self, seq: Sequence, finish: FinishReason, text: str) -> tuple[FinishReason, str]:
         """The text that was held back. It may complete a stop string, which then is the reason."""
         params = seq.request.sampling
+        if finish.kind == "head" and self._decode is not None:  # what was pushed may be of tokens that were taken back
+            return finish, self._decode(seq.output.tolist(), params)[seq.sent_chars :] if len(seq.output) else ""
         by_token = finish.kind == "stop" and isinstance(finish.matched, int)
         if seq.text is not None:
             if finish.kind == "stop" and not by_token:
@@ -188,27 +215,33 @@ class Processor:
         spec = seq.request.logprobs
         return None if spec is None or spec.start is None else Logprobs.join(seq.prompt_logprobs, spec)
 
-    def _output_logprobs(self, seq: Sequence) -> Logprobs | None:
+    def _output_logprobs(self, seq: Sequence, tokens: int) -> Logprobs | None:
+        """Those of the first ``tokens`` of the output, as far as they were not sent; later ones stay."""
         spec = seq.request.logprobs
         if spec is None:
             return None
-        parts, seq.output_logprobs = seq.output_logprobs, []
-        return Logprobs.join(parts, spec)
+        joined, due = Logprobs.join(seq.output_logprobs, spec), tokens - seq.sent_tokens
+        seq.output_logprobs = [joined[due:]] if due < len(joined) else []
+        return joined[:due]
 
     def _stream(self, seq: Sequence, text: str) -> Output:
-        sent, seq.sent_tokens = seq.sent_tokens, seq.length - seq.prompt_length
+        ready = seq.length - seq.prompt_length - (1 if seq.bench is not None and seq.bench.holds else 0)
+        logprobs = self._output_logprobs(seq, ready)
+        sent, seq.sent_tokens = seq.sent_tokens, ready
+        seq.sent_chars += len(text)
         pieces = ((reader.read.name, reader.piece(seq.tokens)) for reader in seq.readers)
         states = {name: piece for name, piece in pieces if piece is not None}
         return Output(
             key=seq.key,
             rid=seq.request.rid,
-            token_ids=tuple(int(t) for t in seq.output[sent:]),
+            token_ids=tuple(int(t) for t in seq.output[sent:ready]),
             text=text,
-            usage=seq.usage(),
+            usage=dataclasses.replace(seq.usage(), completion_tokens=ready),
             hidden_states=states.pop("", None),
             reads=states,
+            heads=seq.bench.pieces(last=False) if seq.bench is not None else {},
             prompt_logprobs=self._prompt_logprobs(seq) if not sent else None,
-            output_logprobs=self._output_logprobs(seq),
+            output_logprobs=logprobs,
         )
 
     @staticmethod

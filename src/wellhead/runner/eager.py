@@ -77,7 +77,7 @@ class EagerRunner:
         self.graphs: GraphRunner | None = None
         self.rows: RowStore | None = None
         if config.rows_in_pages:
-            self.rows = RowStore(config.pages, config.page_size, config.capture_layers, spec.hidden_size, self.kv.data)
+            self.rows = RowStore(config.pages, config.page_size, config.shown_layers, spec.hidden_size, self.kv.data)
 
     @torch.inference_mode()
     def capture_graphs(self, capture: Capture) -> None:
@@ -88,7 +88,7 @@ class EagerRunner:
             raise InternalError("graphs are captured of a model that one process has alone")
         config = self._config
         width = -(-min(config.context_length, config.graph_context) // config.page_size)
-        layers = tuple(sorted({*config.capture_layers, *self._read}))
+        layers = tuple(sorted({*config.shown_layers, *self._read}))
         plan = GraphPlan(config.decode_graphs, config.prefill_graphs, config.capture, layers, width, config.pages)
         self.graphs = GraphRunner(self.decoder, self.kv, plan, capture)
 
@@ -98,7 +98,7 @@ class EagerRunner:
         if self._thread != threading.get_ident():
             self._thread = threading.get_ident()
             self.decoder.ops.prepare_thread()
-        if plan.mode > self._config.ceiling:
+        if plan.mode > self._config.strongest:
             raise InternalError(f"a batch of mode {plan.mode.word} reached a runner whose ceiling is {self._config.ceiling.word}")
         for source, target in plan.copies:
             self.decoder.ops.copy_page(self.kv, source, target)

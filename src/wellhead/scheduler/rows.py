@@ -71,7 +71,7 @@ def plan_row(seq: Sequence, at: Standing, count: int, eos_ids: tuple[int, ...], 
         start=start,
         pages=seq.lease.table(),
         mode=seq.mode,
-        keep=_keep(seq, at.told, end, drafts) if seq.readers else {},
+        keep=_keep(seq, at.told, end, drafts) if seq.takers else {},
         samples=tuple(_sample(seq, at, drafts[:i], eos_ids) for i in range(len(drafts) + 1)) if draws else (),
         targets=targets if len(targets) else None,
         targets_from=first - 1,
@@ -84,9 +84,9 @@ def plan_row(seq: Sequence, at: Standing, count: int, eos_ids: tuple[int, ...], 
 def _keep(seq: Sequence, told: int, end: int, drafts: NDArray[np.int32]) -> dict[int, Positions]:
     """The rows below ``end``, and those of drafts behind it, that any reader wants, layer by layer."""
     tokens = np.concatenate([seq.tokens[:end], drafts]) if len(drafts) else seq.tokens
-    wanted = [reader.wanted(told, end + len(drafts), tokens) for reader in seq.readers]
+    wanted = [reader.wanted(told, end + len(drafts), tokens) for reader in seq.takers]
     asking: dict[int, tuple[int, ...]] = {}
-    for i, reader in enumerate(seq.readers):
+    for i, reader in enumerate(seq.takers):
         for layer in reader.read.layers if len(wanted[i]) else ():
             asking[layer] = (*asking.get(layer, ()), i)
     united = {group: _union([wanted[i] for i in group]) for group in set(asking.values())}
@@ -119,6 +119,6 @@ def foreseeable(seq: Sequence, row: PlanRow) -> bool:
     """Can the next row be planned while this one runs: does it hang on nothing that comes back but the token itself?"""
     if row.samples and (seq.request.sampling.penalised or seq.speculation is not None):
         return False
-    if any(reader.selection.by_answer for reader in seq.readers):
+    if any(reader.selection.by_answer for reader in seq.takers):
         return False
     return seq.targets_done >= seq.prompt_length

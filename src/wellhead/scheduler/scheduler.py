@@ -273,7 +273,7 @@ class Scheduler:
         wanted, where none are kept, and those that must pass the head."""
         limit = seq.length - 1 if seq.generates else seq.length
         if not self._config.rows_in_pages:
-            limit = min(limit, *(reader.first_needed for reader in seq.readers)) if seq.readers else limit
+            limit = min(limit, *(reader.first_needed for reader in seq.takers)) if seq.takers else limit
         if seq.targets_done < seq.prompt_length:
             limit = min(limit, seq.targets_done - 1)
         return limit

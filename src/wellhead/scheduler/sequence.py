@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wellhead.cache.space import Lease
+from wellhead.capture.judges import Bench, Taker
 from wellhead.capture.readers import Reader
 from wellhead.requests.text import TextStream
 from wellhead.speculative.progress import Progress
@@ -30,9 +31,9 @@ class Sequence:
     """
 
     __slots__ = (
-        "_tokens", "arrival", "cached_tokens", "computed", "deadline", "lease", "length", "mode", "order", "output_logprobs",
-        "passed_over", "phase", "prompt_logprobs", "readers", "request", "retractions", "sent_tokens", "speculation",
-        "targets_done", "text", "unsent_text",
+        "_tokens", "arrival", "bench", "cached_tokens", "computed", "deadline", "held_text", "lease", "length", "mode", "order",
+        "output_logprobs", "passed_over", "phase", "prompt_logprobs", "readers", "request", "retractions", "sent_chars",
+        "sent_tokens", "speculation", "takers", "targets_done", "text", "unsent_text",
     )  # fmt: skip
 
     def __init__(
@@ -44,6 +45,7 @@ class Sequence:
         readers: tuple[Reader, ...],
         text: TextStream | None,
         speculation: Progress | None = None,
+        bench: Bench | None = None,
     ) -> None:
         prompt = request.input_ids
         self._tokens = np.empty(len(prompt) + request.sampling.max_new_tokens, np.int32)
@@ -54,10 +56,15 @@ class Sequence:
         self.arrival = arrival
         self.deadline = arrival + request.timeout if request.timeout is not None else None
         self.readers = readers
+        self.bench = bench
+        #: All that want rows of it: readers, and judges.
+        self.takers: tuple[Taker, ...] = (*readers, *(bench.judges if bench is not None else ()))
         self.mode = request.mode
         self.text = text
         self.speculation = speculation
         self.unsent_text: list[str] = []
+        self.held_text = ""  # of the newest token, while a head still has to judge it
+        self.sent_chars = 0
         self.phase = Phase.WAITING
         self.lease: Lease | None = None
         self.computed = 0
@@ -99,6 +106,10 @@ class Sequence:
     def append(self, token: int) -> None:
         self._tokens[self.length] = token
         self.length += 1
+
+    def truncate(self, length: int) -> None:
+        """Take back the newest tokens of the output."""
+        self.length = length
 
     def usage(self) -> Usage:
         plain = Usage(self.prompt_length, self.length - self.prompt_length, self.cached_tokens or 0, self.retractions)

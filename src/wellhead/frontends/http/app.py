@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 import wellhead
 from wellhead.errors import ClientGone, InternalError, InvalidRequest, MethodNotAllowed, NotFound, WellheadError
-from wellhead.frontends.http import admin, native
+from wellhead.frontends.http import admin, heads, native
 from wellhead.frontends.http.chat import chat
 from wellhead.frontends.http.completions import completions
 from wellhead.frontends.http.cors import shared
@@ -33,13 +33,15 @@ log = logging.getLogger("wellhead")
 
 Handler = Callable[[Service, HttpRequest], Awaitable[Response]]
 
-#: path -> methods, handler
-ROUTES: dict[str, tuple[tuple[str, ...], Handler]] = {
+#: path -> methods, and their handler, or one for each
+ROUTES: dict[str, tuple[tuple[str, ...], Handler | Mapping[str, Handler]]] = {
     "/generate": (("POST", "PUT"), native.generate),
     "/v1/completions": (("POST",), completions),
     "/v1/chat/completions": (("POST",), chat),
     "/v1/embeddings": (("POST",), embeddings),
     "/v1/hidden_states": (("POST",), hidden_states),
+    "/v1/heads": (("GET", "POST"), {"GET": heads.heads, "POST": heads.add_head}),
+    "/v1/heads/{name}": (("DELETE",), heads.remove_head),
     "/tokenize": (("POST",), admin.tokenize),
     "/detokenize": (("POST",), admin.detokenize),
     "/health": (("GET",), admin.health),
@@ -66,11 +68,13 @@ class Application:
         self.service: Service | None = None
         about = wellhead.__doc__ or ""
         self.api = FastAPI(title="Wellhead", version=wellhead.__version__, description=about, lifespan=self._life)
-        for path, (methods, handler) in ROUTES.items():
+        for path, (methods, named) in ROUTES.items():
+            by_method = named if isinstance(named, Mapping) else dict.fromkeys(methods, named)
             for i, method in enumerate(methods):
-                self._add(path, method, handler, shown=i == 0 and not path.startswith("/get_"))
+                own = i == 0 or by_method is named  # other methods of one handler are the same once more
+                self._add(path, method, by_method[method], shown=own and not path.startswith("/get_"))
             if "GET" in methods:  # uvicorn leaves the body out
-                self._add(path, "HEAD", handler, shown=False)
+                self._add(path, "HEAD", by_method["GET"], shown=False)
         self.api.add_exception_handler(HTTPException, _http_error)
         self.gate = Gate(self.api, options, self.metrics, ROUTES)
 
@@ -91,7 +95,7 @@ class Application:
             response_model=None,
             include_in_schema=shown,
             operation_id=handler.__name__ if shown else None,
-            openapi_extra=operation(path),
+            openapi_extra=operation(path, method),
         )
 
     def _endpoint(self, handler: Handler) -> Callable[[HttpRequest], Awaitable[Response]]:

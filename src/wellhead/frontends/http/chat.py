@@ -125,7 +125,7 @@ def _whole(running: Running[ChatMemo], choices: list[Choice]) -> dict[str, Any]:
     shown = [
         {
             "index": c.index, "message": {"role": "assistant", "content": c.text, "refusal": None},
-            "logprobs": _logprobs(running, c.all_logprobs()), **c.reason(), **c.shown_states(memo.show),
+            "logprobs": _logprobs(running, c.all_logprobs()), **c.reason(), **c.shown_states(memo.show), **c.shown_heads(),
         }
         for c in choices
     ]  # fmt: skip
@@ -157,8 +157,9 @@ async def _events(running: Running[ChatMemo], choices: dict[str, Choice]) -> Asy
                 begun.add(key)
                 yield chunk(choice, {"role": "assistant", "content": ""})
             shown = _logprobs(running, logprobs) if logprobs is not None and len(logprobs) else None
-            if text or shown is not None:
-                yield chunk(choice, {"content": text}, logprobs=shown)
+            heads = choice.new_heads()
+            if text or shown is not None or heads:
+                yield chunk(choice, {"content": text}, logprobs=shown, **heads)
             if choice.finish is not None:
                 yield chunk(choice, {}, **choice.reason())
     for choice in choices.values():

@@ -85,7 +85,7 @@ def _whole(running: Running[CompletionMemo], choices: list[Choice]) -> dict[str,
     shown = [
         {
             "index": c.index, "text": (_prompt_text(running, c) if memo.echo else "") + c.text, "logprobs": _logprobs(running, c),
-            **c.reason(), **c.shown_states(memo.show),
+            **c.reason(), **c.shown_states(memo.show), **c.shown_heads(),
         }
         for c in choices
     ]  # fmt: skip
@@ -164,9 +164,9 @@ class _Stream:
         if memo.logprobs is not None and parts:
             writer = self._writers.setdefault(choice.index, _writer(self._running))
             shown = writer.add(Logprobs.join(parts, choice.request.logprobs))  # type: ignore[arg-type]
-        found = []
-        if text or shown is not None:
-            found.append(self.chunk({"index": choice.index, "text": text, "logprobs": shown, "finish_reason": None}))
+        found, heads = [], choice.new_heads()
+        if text or shown is not None or heads:
+            found.append(self.chunk({"index": choice.index, "text": text, "logprobs": shown, "finish_reason": None, **heads}))
         if choice.finish is not None:
             found.append(self.chunk({"index": choice.index, "text": "", "logprobs": None, **choice.reason()}))
         return found

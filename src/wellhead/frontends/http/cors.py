@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 #: Headers of ours that a page may read beside those that every page may.
 EXPOSED = ("X-Request-ID", "Retry-After", "WWW-Authenticate", "X-Wellhead-Replica")
-METHODS = ("GET", "HEAD", "POST", "PUT")
+METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
 
 
 def shared(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

@@ -45,6 +45,8 @@ STATUS: Mapping[str, int] = MappingProxyType(
         "not_found": 404,
         "method_not_allowed": 405,
         "model_not_found": 404,
+        "head_not_found": 404,
+        "head_upload_disabled": 403,
         "not_acceptable": 406,
         "body_too_large": 413,
         "body_too_slow": 408,

@@ -18,7 +18,7 @@ from wellhead.frontends.http.reading import check_names, flag, prompt_fields, wh
 from wellhead.frontends.http.respond import Streamed, answer, off_loop, owned, pieces
 from wellhead.frontends.http.service import Running, Service, Wish
 from wellhead.frontends.http.showing import base64_wanted, show_base64, show_float
-from wellhead.frontends.native import Reply
+from wellhead.frontends.native import Reply, show_heads
 from wellhead.reads import parse_reduce, parse_rows
 from wellhead.reductions import FIRST, ROWS
 from wellhead.requests.fields import Way, at, called, handed_over
@@ -55,6 +55,8 @@ def translator(form: Format) -> Callable[[Service, Payload], Wish[HiddenMemo]]:
         shape = prompt_fields(payload["input"], "input")
         if form.media_type == npy.MEDIA_TYPE:
             npy.check(not vector, _count(payload["input"]))
+            if payload.get("heads") or payload.get("stop_on"):
+                raise InvalidRequest(f"{npy.MEDIA_TYPE} has no place for what heads say; accept another format", param="heads")
         native = {
             **native,
             **shape,
@@ -203,6 +205,8 @@ def _facts(running: Running[HiddenMemo], replies: list[Reply]) -> dict[str, Any]
         facts["output_ids"] = [reply.output_ids for reply in replies]
         facts["text"] = [reply.text for reply in replies]
         facts["finish_reason"] = [s["finish_reason"] for s in shown]
+    if running.batch.requests[0].heads:
+        facts["heads"] = json.plain([show_heads(reply.heads) for reply in replies])
     if memo.echo_ids:
         facts["input_ids"] = [request.input_ids.tolist() for request in running.batch.requests]
     return facts

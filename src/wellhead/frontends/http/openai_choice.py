@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from wellhead.frontends.native import labelled
+from wellhead.frontends.native import labelled, merge_heads, show_heads
 from wellhead.requests.detokenizer import IncrementalDetokenizer
 from wellhead.requests.tokenizer import Tokenizer
-from wellhead.types import FinishReason, HiddenStates, Logprobs, Output, Request, Usage
+from wellhead.types import FinishReason, HeadOutput, HiddenStates, Logprobs, Output, Request, Usage
 
 #: OpenAI's own floor for a token that cannot come: JSON has no infinity, and clients expect a number.
 FLOOR = -9999.0
@@ -28,6 +28,8 @@ class Choice:
         self.usage = Usage(request.prompt_tokens)
         self.hidden_states: HiddenStates | None = None
         self.reads: Mapping[str, HiddenStates] = {}
+        self.heads: dict[str, HeadOutput] = {}
+        self._new_heads: dict[str, HeadOutput] = {}
 
     def take(self, outputs: Sequence[Output]) -> tuple[str, Logprobs | None]:
         """Outputs that came together: their text and logprobs. Raises the error of one that failed."""
@@ -42,6 +44,8 @@ class Choice:
             self.finish = output.finish
             self.hidden_states = output.hidden_states
             self.reads = output.reads
+            merge_heads(self.heads, output.heads)
+            merge_heads(self._new_heads, output.heads)
             if output.output_logprobs is not None:
                 new.append(output.output_logprobs)
             if output.prompt_logprobs is not None:
@@ -55,6 +59,15 @@ class Choice:
         spec = self.request.logprobs
         return Logprobs.join(self.logprobs, spec) if spec is not None else None
 
+    def shown_heads(self) -> dict[str, Any]:
+        """What all heads said, only if any were asked for."""
+        return {"heads": show_heads(self.heads)} if self.request.heads else {}
+
+    def new_heads(self) -> dict[str, Any]:
+        """What they said since the last call, if anything."""
+        new, self._new_heads = self._new_heads, {}
+        return {"heads": show_heads(new)} if new else {}
+
     def shown_states(self, show: Callable[[HiddenStates], Any]) -> dict[str, Any]:
         """Hidden states and what goes with them, only if they were asked for."""
         shown = labelled(self.hidden_states, show) if self.hidden_states is not None else {}
@@ -65,6 +78,8 @@ class Choice:
         finish = self.finish
         if finish is None:
             return {"finish_reason": None}
+        if finish.kind == "head":
+            return {"finish_reason": "content_filter", "stopped_by": finish.verdict()}
         matched = {"matched_stop": finish.matched} if finish.matched is not None else {}
         return {"finish_reason": finish.kind, **matched}
 

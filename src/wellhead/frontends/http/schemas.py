@@ -103,8 +103,15 @@ _OTHER_TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )  # fmt: skip
 
 
-def operation(path: str) -> Schema:
+#: ``POST /v1/heads`` takes a file as it is.
+_FILE: Schema = {
+    "requestBody": {"required": True, "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+}
+
+
+def operation(path: str, method: str = "POST") -> Schema:
     """Body and answers of a path, for ``openapi_extra``."""
     types = ("text/plain",) if path == "/metrics" else ("application/json", *_OTHER_TYPES.get(path, ()))
     good = {"description": "the answer", "content": {media_type: {} for media_type in types}}
-    return {**BODIES.get(path, {}), "responses": {"200": good, **dict.fromkeys(_STATUSES, ERROR)}}
+    body = _FILE if (path, method) == ("/v1/heads", "POST") else BODIES.get(path, {})
+    return {**body, "responses": {"200": good, **dict.fromkeys(_STATUSES, ERROR)}}
