@@ -371,8 +371,8 @@ class Engine:
         as sentence-transformers has them) or, where it has none, the last row scaled to length 1.
 
         ``prompt_name``: one of the model's prompts, such as ``"query"``; ``prompt``: a text of one's own in front of each.
-        ``dimensions``: keep so many first numbers, then scale. ``normalize``: scale to length 1, or not; by default as the modules
-        say.
+        ``dimensions``: keep so many first numbers, then scale. ``normalize``: scale to length 1, or not; by default as the
+        modules say.
         """
         options = {"prompt_name": prompt_name, "prompt": prompt, "dimensions": dimensions, "normalize": normalize}
         found = self._work(self.tasks.embed(_listed(texts), **options))  # type: ignore[arg-type]

@@ -279,8 +279,8 @@ class Tasks:
         self, pairs: Sequence[tuple[str, str]], *, instruct: str | None = None, raw: bool = False, truncate: bool = True,
         max_query_tokens: int | None = None, max_document_tokens: int | None = None,
     ) -> Work[float]:  # fmt: skip
-        """Queries and documents -> how well they fit: a probability, or with ``raw`` the score behind it; of an embedding model the
-        cosine. ``truncate``: cut a document that is too long for the context, and nothing but the document."""
+        """Queries and documents -> how well they fit: a probability, or with ``raw`` the score behind it; of an embedding model
+        the cosine. ``truncate``: cut a document that is too long for the context, and nothing but the document."""
         self.need("rerank")
         for what, one in (("query", q) for q, _ in pairs):
             if not isinstance(one, str) or not one:

@@ -102,6 +102,9 @@ def read_embedding(path: Path, hidden: int) -> EmbeddingSpec | None:
     most = limits.get("max_seq_length")
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
         raise ModelError(f"{path / 'sentence_bert_config.json'}: max_seq_length must be a whole number above 0")
+    if most is None:  # newer files leave it to the tokenizer, whose "no limit" is a huge number
+        said_by_tokenizer = _optional(path / "tokenizer_config.json").get("model_max_length")
+        most = said_by_tokenizer if type(said_by_tokenizer) is int and 0 < said_by_tokenizer < 2**31 else None
     similarity = said.get("similarity_fn_name") or "cosine"
     return EmbeddingSpec(
         pooling, width, tuple(steps), dict(prompts), default, include, str(similarity), most, limits.get("do_lower_case") is True
