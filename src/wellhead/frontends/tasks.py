@@ -187,11 +187,12 @@ class Tasks:
 
     def embed(
         self, inputs: Sequence[Any], *, prompt_name: str | None = None, prompt: str | None = None, dimensions: int | None = None,
-        normalize: bool | None = None, pooling: str | None = None, param: str = "texts",
+        normalize: bool | None = None, pooling: str | None = None, truncate: bool = False, param: str = "texts",
     ) -> Work[NDArray[np.float32]]:  # fmt: skip
         """A vector of each: by the model's own modules if it has them, else the last row (``pooling`` ``mean``: the mean of all
         rows), scaled to length 1. ``prompt_name``: of the model's prompts; ``prompt``: in one's own words. ``normalize``: scale,
-        or not; by default as the modules say. ``dimensions``: keep so many first numbers, then scale."""
+        or not; by default as the modules say. ``dimensions``: keep so many first numbers, then scale.
+        ``truncate``: cut texts that the context does not hold."""
         spec = self.task.embedding
         modules = spec is not None and pooling is None
         front = self._front(prompt_name, prompt)
@@ -206,6 +207,8 @@ class Tasks:
         prompts = self._ids(texts, param)
         if spec is not None and spec.max_tokens is not None:
             prompts = [self._cut_tokens(ids, spec.max_tokens) for ids in prompts]
+        if truncate:
+            prompts = [self._cut_tokens(ids, min(self._config.context_length, self._config.max_total_tokens)) for ids in prompts]
         most = self.width if modules else self._spec.hidden_size
         if dimensions is not None and not 1 <= dimensions <= most:
             raise InvalidRequest(f"dimensions must be a whole number between 1 and {most}, not {dimensions}", param="dimensions")
