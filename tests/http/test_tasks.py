@@ -17,6 +17,7 @@ from support.live import LiveServer
 from support.tasks import PROMPTS, add_modules, write_scored
 
 DOCUMENTS = ["a city", "Paris is the capital of France.", "a city", "x" * 40]
+SIDES = [("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2")]
 LABELS = {0: "bad", 1: "fair", 2: "good"}
 
 
@@ -161,9 +162,7 @@ def test_pooling_in_ones_own_words_leaves_the_modules_out(embedder: LiveServer) 
     ("/classify", {"input": "a"}), ("/v1/classify", {"text": "a"}), ("/rerank", {"query": "a", "texts": ["b"]}),
     ("/v2/rerank", {"query": "a", "documents": ["b"]}), ("/v1/score", {"queries": "a", "documents": ["b"]}),
 ])  # fmt: skip
-def test_a_model_without_such_a_head_gives_an_error_and_never_a_label(
-    shared: LiveServer, path: str, body: dict[str, Any]
-) -> None:
+def test_a_model_without_such_a_head_gives_an_error_never_a_label(shared: LiveServer, path: str, body: dict[str, Any]) -> None:
     error = shared.refused(path, **body)
     assert error["code"] == "task_not_served" and "generate, embed" in error["message"]
 
@@ -179,7 +178,8 @@ def test_a_model_without_such_a_head_gives_an_error_and_never_a_label(
     ("/rerank", {"query": "a", "documents": ["a"], "instruct": "x"}, "instruct"),
     ("/rerank", {"query": "a", "documents": ["z" * 600], "truncate": False}, "documents"),
     ("/score", {"queries": "a"}, "documents"), ("/score", {"queries": "a", "data_2": "b"}, "documents"),
-    ("/score", {"queries": "a", "documents": "b", "text_2": "c"}, "text_2"), ("/score", {"queries": [], "documents": "b"}, "queries"),
+    ("/score", {"queries": "a", "documents": "b", "text_2": "c"}, "text_2"),
+    ("/score", {"queries": [], "documents": "b"}, "queries"),
 ])  # fmt: skip
 def test_refusals_name_the_callers_field(scoring: LiveServer, path: str, body: dict[str, Any], param: str) -> None:
     assert scoring.refused(path, **body)["param"] == param

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wellhead.core.assemble import Assembled
 from wellhead.errors import EmptyPrompt, InvalidRequest, PromptTooLong, TaskNotServed
 from wellhead.heads.products import aligned, products
 from wellhead.heads.program import sigmoid, softmax
-from wellhead.models.brought import Matrix
 from wellhead.models.sentence import DenseSpec
 from wellhead.models.task import Kind
 from wellhead.requests.tokenizer import Tokenizer
 from wellhead.types import HiddenStates
+
+if TYPE_CHECKING:
+    from wellhead.core.assemble import Assembled
 
 T = TypeVar("T")
 Array = NDArray[np.float64]
@@ -94,9 +95,9 @@ class Tasks:
         self.task, self._spec = assembled.task, assembled.spec
         self._tokenizer, self._config = assembled.tokenizer, assembled.config
         brought = assembled.brought
-        self._score = [_Product(matrix) for matrix in brought.score]
-        self._verdict = _Product(Matrix(brought.verdict)) if brought.verdict is not None else None
-        self._dense = [(_Product(m), _Product(Matrix(r)) if r is not None else None) for m, r in brought.dense]
+        self._score = [_Product(matrix.weight, matrix.bias) for matrix in brought.score]
+        self._verdict = _Product(brought.verdict) if brought.verdict is not None else None
+        self._dense = [(_Product(m.weight, m.bias), _Product(r) if r is not None else None) for m, r in brought.dense]
         pieces = self.task.judge is not None and self.task.judge.qwen3 and self._tokenizer is not None
         self._before = self._plain(_BEFORE) if pieces else []
         self._after = self._plain(_AFTER) if pieces else []
@@ -434,9 +435,9 @@ _GIVEN: Mapping[Kind, str] = {
 class _Product:
     """A matrix in the form that ``products`` takes."""
 
-    def __init__(self, matrix: Matrix) -> None:
-        self._weight = aligned(matrix.weight)
-        self._bias = matrix.bias.astype(np.float64) if matrix.bias is not None else None
+    def __init__(self, weight: NDArray[np.float32], bias: NDArray[np.float32] | None = None) -> None:
+        self._weight = aligned(weight)
+        self._bias = bias.astype(np.float64) if bias is not None else None
 
     def __call__(self, rows: Array) -> Array:
         """``[k, in]`` -> ``[k, out]``."""

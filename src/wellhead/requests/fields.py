@@ -154,7 +154,8 @@ MESSAGE: Schema = {
 MESSAGES = list_of(MESSAGE, minItems=1)
 DOCUMENT = any_of(STRING, {"type": "object", "required": ["text"], "properties": {"text": STRING}})
 DOCUMENTS = list_of(DOCUMENT, minItems=1)
-SIDE = any_of(FILLED, list_of(DOCUMENT, minItems=1))
+QUERIES = any_of(FILLED, list_of(DOCUMENT, minItems=1))
+SIDE = any_of(STRING, list_of(DOCUMENT, minItems=1))
 
 # --- the table --------------------------------------------------------------------------------------------------
 
@@ -163,6 +164,7 @@ SAMPLED: tuple[Place, ...] = ("sampling_params", *OPENAI)
 EVERYWHERE: tuple[Place, ...] = (
     "completions", "chat", "embeddings", "hidden_states", "tokenize", "detokenize", "classify", "rerank", "score",
 )  # fmt: skip
+TASKS: tuple[Place, ...] = ("classify", "rerank", "score", "embed")
 _ROWS = {"return_hidden_states": "last"}
 _LOGPROBS = {"return_logprob": True}
 _PROMPT = ("text", "input_ids")
@@ -320,9 +322,9 @@ TABLE: tuple[Field, ...] = (
     Field(name="prompt", on=("embeddings",), schema=STRING, example="query: ", doc="a text of your own in front of each text"),
     Field(name="inputs", on=("embed",), schema=INPUT, doc="a text, texts, token ids, or lists of token ids", example="one text",
           required=True, engine=_PROMPT),
-    Field(name="truncate", on=("embed",), schema=BOOL, default=False, example=True, doc="cut a text that the context does not hold"),
+    Field(name="truncate", on=("embed",), schema=BOOL, default=False, example=True, doc="cut texts that are too long"),
     # labels and scores
-    Field(name="input", on=("classify",), schema=INPUT, doc="a text, texts, token ids, or lists of token ids (the answer is vLLM's)",
+    Field(name="input", on=("classify",), schema=INPUT, doc="a text, texts, token ids, or lists of token ids (vLLM's answer)",
           example="one text"),
     Field(name="messages", on=("classify",), schema=MESSAGES, doc="a chat, by the model's own template; in place of `input`",
           example=[{"role": "user", "content": "Name a city."}], beside={"input": None}),
@@ -331,14 +333,14 @@ TABLE: tuple[Field, ...] = (
     Field(name="input_ids", on=("classify",), schema=any_of(IDS, list_of(IDS, minItems=1)), doc="the same as token ids",
           example=[1, 2, 3], beside={"input": None}),
     Field(name="use_activation", on=("classify",), schema=BOOL, example=False,
-          doc="what the model's problem type makes of the scores (default), or with `false` the scores; with `text` the other way round"),
+          doc="`true`: what the model's problem type makes of the scores (default, but for `text`); `false`: the scores"),
     Field(name="query", on=("rerank",), schema=FILLED, required=True, doc="what is looked for", example="where?"),
     Field(name="documents", on=("rerank",), schema=DOCUMENTS, doc="texts, or objects with a `text` (the answer is Cohere's)",
           example=["a text", {"text": "another"}]),
     Field(name="texts", on=("rerank",), schema=DOCUMENTS, doc="the same (the answer is text-embeddings-inference's)",
           example=["a text", "another"], beside={"documents": None}),
     Field(name="top_n", on=("rerank",), schema=COUNT, example=1, default=0, doc="so many of the best; 0: all"),
-    Field(name="return_documents", on=("rerank",), schema=BOOL, default=False, example=True, doc="the documents beside their scores"),
+    Field(name="return_documents", on=("rerank",), schema=BOOL, default=False, example=True, doc="the documents as well"),
     Field(name="return_text", on=("rerank",), schema=BOOL, example=True, beside=_TEXTS, doc="likewise, with `texts`"),
     Field(name="raw_scores", on=("rerank",), schema=BOOL, example=True, beside=_TEXTS,
           doc="the logits behind the probabilities, with `texts`"),
@@ -351,10 +353,11 @@ TABLE: tuple[Field, ...] = (
           doc="cut a document that is too long for the context, and nothing but the document"),
     Field(name="max_tokens_per_doc", on=("rerank", "score"), schema=whole(1), example=4, doc="cut documents to so many tokens"),
     Field(name="max_tokens_per_query", on=("score",), schema=whole(1), example=4, doc="cut queries likewise"),
-    Field(name="queries", on=("score",), schema=SIDE, doc="one text, or one for each document", example="where?"),
-    Field(name="documents", on=("score",), schema=SIDE, doc="a text, texts, or objects with a `text`", example=["a text", "another"]),
+    Field(name="queries", on=("score",), schema=QUERIES, doc="one text, or one for each document", example="where?"),
+    Field(name="documents", on=("score",), schema=SIDE, doc="a text, texts, or objects with a `text`",
+          example=["a text", "another"]),
     Field(name="items", on=("score",), schema=SIDE, doc="the same as `documents`", example="a text", beside={"documents": None}),
-    *(Field(name=name, on=("score",), schema=SIDE, doc=f"an older name of `{newer}`", example="a text",
+    *(Field(name=name, on=("score",), schema=QUERIES if newer == "queries" else SIDE, doc=f"an older name of `{newer}`", example="a text",
             beside={"queries": None, "documents": None, other: "one text"})
       for name, other, newer in (("data_1", "data_2", "queries"), ("data_2", "data_1", "documents"),
                                  ("text_1", "text_2", "queries"), ("text_2", "text_1", "documents"))),
@@ -384,11 +387,11 @@ TABLE: tuple[Field, ...] = (
           schema={"type": "object", "additionalProperties": False,
                   "properties": {"include_usage": BOOL, "include_obfuscation": {"enum": [False]}}},
           doc="with `stream`: `include_usage` sends the usage in a last chunk; `include_obfuscation` must be false"),
-    Field(name="rid", on=("generate", "hidden_states", "embeddings", "classify", "rerank", "score", "embed"), schema=RIDS, example="mine",
+    Field(name="rid", on=("generate", "hidden_states", "embeddings", *TASKS), schema=RIDS, example="mine",
           way=Way.PASSED, doc="your name for the request (or one per prompt), for `/abort_request`"),
     Field(name="rid", on=OPENAI, schema=RID, example="mine", way=Way.PASSED,
           doc="your name for the request, for `/abort_request`"),
-    Field(name="timeout", on=("generate", *EVERYWHERE[:4], "classify", "rerank", "score", "embed"), schema=TIMEOUT, example=30, way=Way.PASSED,
+    Field(name="timeout", on=("generate", *EVERYWHERE[:4], *TASKS), schema=TIMEOUT, example=30, way=Way.PASSED,
           doc="seconds; `--request-timeout` is the upper bound"),
     # tokens and aborts
     Field(name="prompt", on=("tokenize",), schema=any_of(STRING, list_of(STRING)), doc="one text or several", example="one text"),

@@ -7,6 +7,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from wellhead.errors import InvalidRequest
 from wellhead.frontends.http.asking import Asked, asked, inputs_of, listing, one_of, wish
 from wellhead.frontends.http.openai_fields import plain_messages
 from wellhead.frontends.http.payload import Payload
@@ -27,6 +28,8 @@ def translate(service: Service, payload: Payload) -> Wish[Asked[Any]]:
         inputs, single = [plain_messages(payload["messages"])], True
     else:
         inputs, single = inputs_of(payload, name)
+        if name != "input" and isinstance(inputs[0], str) != (name == "text"):
+            raise InvalidRequest(f"{name} must hold {'texts' if name == 'text' else 'token ids'}", param=name)
     work = tasks.classify(inputs, name)
     activate = flag(payload, "use_activation", name in ("input", "messages"))
 
@@ -48,5 +51,5 @@ def translate(service: Service, payload: Payload) -> Wish[Asked[Any]]:
 
 
 async def classify(service: Service, http: HttpRequest) -> Response:
-    """Labels of texts: the values of each, and the largest one's label; for a body with ``text``, the scores in SGLang's shape."""
+    """Labels of texts: the values of each, and the largest one's label; with ``text``, the scores in SGLang's shape."""
     return await asked(service, http, translate)
