@@ -357,8 +357,8 @@ TABLE: tuple[Field, ...] = (
     Field(name="documents", on=("score",), schema=SIDE, doc="a text, texts, or objects with a `text`",
           example=["a text", "another"]),
     Field(name="items", on=("score",), schema=SIDE, doc="the same as `documents`", example="a text", beside={"documents": None}),
-    *(Field(name=name, on=("score",), schema=QUERIES if newer == "queries" else SIDE, doc=f"an older name of `{newer}`", example="a text",
-            beside={"queries": None, "documents": None, other: "one text"})
+    *(Field(name=name, on=("score",), schema=QUERIES if newer == "queries" else SIDE, doc=f"an older name of `{newer}`",
+            example="a text", beside={"queries": None, "documents": None, other: "one text"})
       for name, other, newer in (("data_1", "data_2", "queries"), ("data_2", "data_1", "documents"),
                                  ("text_1", "text_2", "queries"), ("text_2", "text_1", "documents"))),
     # log-probabilities
