@@ -10,6 +10,7 @@
     │   ├── RowOutOfRange             row_out_of_range          the caller
     │   ├── PromptTooLong             prompt_too_long           the caller (or a larger context or pool)
     │   ├── NoLMHead                  no_lm_head                whoever chose the model: it has rows, but no tokens
+    │   ├── TaskNotServed             task_not_served           whoever chose the model: it has no head for what is asked
     │   ├── BatchTooLarge             batch_too_large           the caller: fewer prompts or samples per request
     │   ├── RequestTooLarge           request_too_large         the caller: fewer tokens per request
     │   ├── TooManyLogprobs           too_many_logprobs         the caller: fewer log-probabilities per request
@@ -116,6 +117,12 @@ class NoLMHead(InvalidRequest):
     """Tokens or log-probabilities asked of a model that was saved without its LM head."""
 
     code = "no_lm_head"
+
+
+class TaskNotServed(InvalidRequest):
+    """Labels, scores or an order of documents asked of a model that has nothing to give them with."""
+
+    code = "task_not_served"
 
 
 class BatchTooLarge(InvalidRequest):

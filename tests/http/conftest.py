@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from support.live import LiveServer, add_chat_template
+from support.tasks import write_scored
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +37,31 @@ def _shared(chat_model: Path) -> Iterator[LiveServer]:
     server = LiveServer(chat_model)
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def _scoring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A model with one label, which scores pairs as well."""
+    folder = write_scored("llama", tmp_path_factory.mktemp("scoring") / "tiny", num_labels=1)
+    (folder / "config.json").write_text(
+        json.dumps({**json.loads((folder / "config.json").read_text()), "sentence_transformers": {"version": "6.2.0"}})
+    )
+    server = LiveServer(add_chat_template(folder))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def scoring(_scoring: LiveServer) -> Iterator[LiveServer]:
+    """The same of a model that labels texts and scores pairs."""
+    yield _scoring
+    _scoring.check_all_given_back()
+
+
+@pytest.fixture
+def serving(request: pytest.FixtureRequest) -> Callable[[str], LiveServer]:
+    """``serving(place)``: the server whose model is for what that endpoint is asked."""
+    return lambda place: request.getfixturevalue("scoring" if place in ("classify", "rerank", "score") else "shared")
 
 
 @pytest.fixture

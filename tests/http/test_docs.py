@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from support.families import HIDDEN
 from support.live import LiveServer
+from wellhead.frontends.http.schemas import PLACES
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "http.md").read_text()
@@ -55,7 +57,9 @@ def by_hand(words: list[str], folder: Path) -> httpx.Response:
 
 
 @pytest.mark.parametrize("line", CURLS, ids=lambda line: re.sub(rf".*{ADDRESS}(\S+).*", r"\1", line))
-def test_each_shell_line_works(shared: LiveServer, tmp_path: Path, line: str) -> None:
+def test_each_shell_line_works(serving: Callable[[str], LiveServer], tmp_path: Path, line: str) -> None:
+    path = next(word for word in line.split() if word.startswith(ADDRESS)).removeprefix(ADDRESS).partition("?")[0]
+    shared = serving(PLACES.get(path, ""))
     words = shlex.split(line.replace(ADDRESS, shared.url))
     answer = by_hand(words, tmp_path)
     assert answer.status_code == 200 and answer.content, answer.text

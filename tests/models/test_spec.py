@@ -137,7 +137,7 @@ def test_yarn_stretches_the_context() -> None:
 
 REFUSED = [
     ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
-    ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+    ({"architectures": ["LlamaForQuestionAnswering"]}, "LlamaForSequenceClassification"),
     ({"architectures": None, "model_type": "gpt2"}, "gpt2"),
     ({"num_local_experts": 8}, "num_local_experts"),
     ({"quantization_config": {"quant_method": "awq"}}, "awq"),

@@ -20,13 +20,15 @@ from wellhead.config import EngineConfig, Resolved, resolve_layers
 from wellhead.core.draft import DraftFiles
 from wellhead.core.engine import Core
 from wellhead.core.heads import Heads, TokenRow, layers_of, loaded
-from wellhead.errors import InvalidConfig, InvalidHead, RankDied
+from wellhead.errors import InvalidConfig, InvalidHead, RankDied, UnsupportedModel
 from wellhead.kernels import select_ops
 from wellhead.kernels.ops import Ops
+from wellhead.models.brought import Brought, load_brought
 from wellhead.models.decoder import Decoder
 from wellhead.models.locate import load_spec, locate
 from wellhead.models.names import EMBEDDING, HEAD
 from wellhead.models.spec import ModelSpec
+from wellhead.models.task import Task, load_task
 from wellhead.models.weights import open_weights
 from wellhead.parallel.leader import lead, start_ranks
 from wellhead.parallel.ranks import Ranks
@@ -48,7 +50,10 @@ DIST_TIMEOUT = 60
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """Everything that one engine is made of. ``timings``: seconds by phase of the start. ``ranks``: its other processes."""
+    """Everything that one engine is made of. ``task``, ``brought``: what the model is for, and its own heads.
+
+    ``timings``: seconds by phase of the start. ``ranks``: its other processes.
+    """
 
     core: Core
     config: Resolved
@@ -57,6 +62,8 @@ class Assembled:
     tokenizer: Tokenizer | None
     limits: Limits
     heads: Heads
+    task: Task
+    brought: Brought
     timings: dict[str, float] = field(default_factory=dict)
     ranks: Ranks | None = None
 
@@ -78,6 +85,7 @@ class Assembled:
             "served_model_name": config.served_model_name,
             "architecture": self.spec.architecture,
             "is_generation": self.spec.has_head,
+            "tasks": list(self.task.kinds),
             "dtype": config.dtype,
             "quantization": config.quantization,
             "device": config.device,
@@ -111,6 +119,7 @@ def assemble(options: EngineConfig) -> Assembled:
     clock = _Clock()
     path = locate(options.model_path)
     spec = load_spec(path)
+    task = load_task(path, spec)
     _check_early(options, spec)
     files = loaded(options)
     head_layers = layers_of(files, spec)
@@ -139,6 +148,7 @@ def assemble(options: EngineConfig) -> Assembled:
                 spec = weights.spec  # the file may settle what the config leaves open: a head apart from a "tied" embedding
                 model = decoder = Decoder(spec, ops, weights.get, positions, int8=options.quantization is not None)
             draft = draft_files.load(decoder, ops, positions) if draft_files is not None else None
+        brought = load_brought(path, spec, task, _verdict(task, tokenizer), TORCH_DTYPE[dtype])
         clock.lap("weights")
         config = _resolve(options, [model.spec, *([draft.spec] if draft is not None else [])], dtype, device, free, head_layers)
         heads = Heads(files, options, config, spec, _lm_rows(path, spec, dtype, tokenizer))
@@ -153,7 +163,7 @@ def assemble(options: EngineConfig) -> Assembled:
         undo.pop_all()
     special = tokenizer.special_ids if tokenizer is not None else frozenset[int]()
     limits = Limits(config, spec.vocab_size, tokenizer is not None, special, spec.has_head, heads)
-    return Assembled(core, config, spec, ops, tokenizer, limits, heads, clock.laps, ranks)
+    return Assembled(core, config, spec, ops, tokenizer, limits, heads, task, brought, clock.laps, ranks)
 
 
 def _tokenizer(options: EngineConfig, path: Path) -> Tokenizer | None:
@@ -191,6 +201,22 @@ def _token(token: int | str, tokenizer: Tokenizer | None) -> int:
     if len(ids) != 1:
         raise InvalidHead(f"{token!r:.80} is {len(ids)} tokens of this model, not one")
     return ids[0]
+
+
+def _verdict(task: Task, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """The ids of the tokens that a judge's verdict is made of; none without a judge, or without a tokenizer for its words."""
+    if task.judge is None or (tokenizer is None and isinstance(task.judge.yes, str)):
+        return ()
+    ids = []
+    for word in (task.judge.yes, task.judge.no):
+        if isinstance(word, str) and tokenizer is not None:
+            found = tokenizer.encode(word, add_special_tokens=False)
+            if len(found) != 1:
+                raise UnsupportedModel(f"the verdict {word!r} is {len(found)} tokens in this model's vocabulary, not one")
+            ids += found
+        elif isinstance(word, int):
+            ids.append(word)
+    return tuple(ids)
 
 
 def _check_early(options: EngineConfig, spec: ModelSpec) -> None:

@@ -22,6 +22,7 @@ from wellhead.core.job import Job, work_through
 from wellhead.core.loop import EngineLoop
 from wellhead.errors import InvalidRequest, RequestAborted, WellheadError
 from wellhead.frontends.native import Reply
+from wellhead.frontends.tasks import T, Tasks, Work
 from wellhead.heads.head import Head
 from wellhead.on_error import OnError
 from wellhead.requests.normalize import Batch, normalize, reads_of
@@ -55,6 +56,7 @@ class Engine:
     def __init__(self, model_path: str, **options: Any) -> None:
         self.config = EngineConfig.from_options({"model_path": model_path, **options})
         self._assembled: Assembled = assemble(self.config)
+        self.tasks = Tasks(self._assembled)
         self._seeds = itertools.count(self._assembled.config.random_seed * 1_000_003)
         self.loop = EngineLoop(self._assembled.core)
         self._assembled.watch(self.loop.fail)
@@ -406,6 +408,90 @@ class Engine:
                 bar.update(isinstance(result, Output))
                 yield index, result
 
+    # --- what the model is for, beside text ---------------------------------------------------------------------
+
+    def classify(self, texts: Iterable[Any]) -> list[dict[str, Any]]:
+        """Labels of texts, token id lists or chats (lists of messages), by the head that the model brings.
+
+        A dict each: ``label``; ``values`` (float64 ``[C]``): what the config's ``problem_type`` makes of the scores, softmax for
+        one label among several, a sigmoid for each of many, the scores themselves for a regression (also where nothing is said
+        and there is one label); ``scores`` (float64 ``[C]``), the logits; ``labels``, their order. Raises ``TaskNotServed`` where
+        the model has no such head.
+        """
+        return [verdict.to_dict() for verdict in self._work(self.tasks.classify(_listed(texts)))]
+
+    def classify_tokens(self, texts: Iterable[Any]) -> list[dict[str, Any]]:
+        """The same for every token, of a token classifier: ``label`` a list, ``values`` and ``scores`` ``[tokens, C]``, and
+        ``token_ids``. Needs the ceiling ``full``."""
+        return [verdict.to_dict() for verdict in self._work(self.tasks.classify_tokens(_listed(texts)))]
+
+    def reward(self, texts: Iterable[Any]) -> NDArray[np.float64]:
+        """One score each, as the reward model gives it; float64 ``[n]``. Texts are best given as chats, which its template was
+        made for. P(a is better than b) is the sigmoid of the difference."""
+        return np.array(self._work(self.tasks.reward(_listed(texts))), np.float64)
+
+    def embed(
+        self, texts: Iterable[Any], *, prompt_name: str | None = None, prompt: str | None = None, dimensions: int | None = None,
+        normalize: bool | None = None,
+    ) -> NDArray[np.float32]:  # fmt: skip
+        """Vectors of texts (or token id lists), float32 ``[n, W]``: by the model's own modules (pooling, dense layers, scaling,
+        as sentence-transformers has them) or, where it has none, the last row scaled to length 1.
+
+        ``prompt_name``: one of the model's prompts, such as ``"query"``; ``prompt``: a text of one's own in front of each.
+        ``dimensions``: keep so many first numbers, then scale. ``normalize``: scale to length 1, or not; by default as the
+        modules say.
+        """
+        options = {"prompt_name": prompt_name, "prompt": prompt, "dimensions": dimensions, "normalize": normalize}
+        found = self._work(self.tasks.embed(_listed(texts), **options))  # type: ignore[arg-type]
+        return np.stack(found)
+
+    def score(
+        self, queries: str | Iterable[str], documents: Iterable[str], *, instruct: str | None = None, raw: bool = False,
+        truncate: bool = True,
+    ) -> NDArray[np.float64]:  # fmt: skip
+        """How well each document fits its query, float64 ``[n]``; one query for all, or one each.
+
+        A probability; with ``raw`` the logit behind it; of an embedding model the cosine. ``instruct``: what the query is about,
+        for models that take it. A document that is too long for the context is cut, unless ``truncate`` is false.
+        """
+        texts = _listed(documents)
+        asked = [queries] * len(texts) if isinstance(queries, str) else _listed(queries)
+        if len(asked) != len(texts):
+            raise InvalidRequest(f"{len(asked)} queries for {len(texts)} documents", param="queries")
+        if not texts:
+            raise InvalidRequest("documents is empty", param="documents")
+        pairs = list(zip(asked, texts, strict=True))
+        return np.array(self._work(self.tasks.pairs(pairs, instruct=instruct, raw=raw, truncate=truncate)), np.float64)
+
+    def rerank(
+        self, query: str, documents: Iterable[str], *, top_n: int | None = None, instruct: str | None = None, raw: bool = False,
+        truncate: bool = True,
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        """The documents in the order of their scores, best first (equal ones by index): dicts of ``index``, ``score``,
+        ``document``. ``top_n``: so many at most. The rest as in ``score``; the query's part of the prompts is computed once."""
+        texts = _listed(documents)
+        scores = self.score(query, texts, instruct=instruct, raw=raw, truncate=truncate)
+        order = sorted(range(len(texts)), key=lambda i: (-scores[i], i))[: top_n or None]
+        return [{"index": i, "score": float(scores[i]), "document": texts[i]} for i in order]
+
+    def _work(self, work: Work[T]) -> list[T]:
+        """Run the prompts, any number of them, and make answers of their rows; the first error is raised, with its index."""
+
+        def prepare(part: list[Any]) -> tuple[Request, ...]:
+            return self.normalize({**work.payload, "input_ids": part}).requests
+
+        most = self._assembled.config.max_queued
+        size, in_flight = min(BULK_BATCH, most), min(BULK_IN_FLIGHT, most)
+        rows: list[Mapping[str, HiddenStates]] = [{}] * len(work.prompts)
+        for index, output in work_through(self.loop, iter(work.prompts), prepare, at_once=size, in_flight=in_flight):
+            states = (output.reads or result_of(output)) if isinstance(output, Output) and output.error is None else output
+            error = states.error if isinstance(states, Output) else states
+            if isinstance(error, WellheadError):
+                error.index = index
+                raise error
+            rows[index] = {"": states} if isinstance(states, HiddenStates) else states  # type: ignore[assignment]
+        return work.finish(rows)
+
 
 def _checked_texts(texts: Any) -> Iterator[Any]:
     if isinstance(texts, (str, bytes)):
@@ -429,6 +515,12 @@ def _scores_of(head: Scorer, said: list[HeadOutput]) -> dict[str, Any]:
     return {
         "version": head.version, "labels": head.labels, "label": label, "scores": scores, "probabilities": probabilities,
     }  # fmt: skip
+
+
+def _listed(texts: Iterable[Any]) -> list[Any]:
+    if isinstance(texts, (str, bytes)):
+        raise InvalidRequest("texts must be a list of texts, not one text", param="texts")
+    return list(texts)
 
 
 def result_of(output: Output) -> HiddenStates | WellheadError:

@@ -13,6 +13,7 @@ from wellhead.models.llama import llama, smollm3
 from wellhead.models.mistral import mistral
 from wellhead.models.qwen2 import qwen2
 from wellhead.models.qwen3 import qwen3
+from wellhead.models.scores import SCORED, with_score
 from wellhead.models.spec import ModelSpec
 
 ToSpec = Callable[[Fields], ModelSpec]
@@ -28,6 +29,13 @@ _TABLE: tuple[tuple[str, str, str, ToSpec], ...] = (
 )
 FAMILIES: dict[str, ToSpec] = {with_head: read for _, with_head, _, read in _TABLE}
 _HEADLESS: dict[str, ToSpec] = {headless: read for _, _, headless, read in _TABLE}
+#: Backbone x task: an architecture with a head of its own -> who reads its backbone, and the task's part of the name.
+_SCORED: dict[str, tuple[ToSpec, str]] = {
+    f"{headless.removesuffix('Model')}{task}": (read, task)
+    for model_type, _, headless, read in _TABLE
+    for task, backbones in SCORED.items()
+    if model_type in backbones
+}
 _BY_MODEL_TYPE = {model_type: with_head for model_type, with_head, _, _ in _TABLE}
 
 
@@ -44,6 +52,11 @@ def spec_from_config(config: Mapping[str, Any], generation_config: Mapping[str, 
     refuse_what_no_family_has(fields)
     if isinstance(config.get("text_config"), dict):
         refuse_what_no_family_has(Fields(config["text_config"], architecture))
+    if architecture in _SCORED:
+        read, task = _SCORED[architecture]
+        if fields.config.get("classifier_from_token") is not None:
+            return read(fields)  # the scores are rows of the LM head, which the checkpoint then has; see ``task.py``
+        return with_score(read(fields), task, fields)
     if architecture in _HEADLESS:
         return replace(_HEADLESS[architecture](fields), has_head=False, tied_head=False)
     return FAMILIES[architecture](fields)
@@ -54,7 +67,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
     named = config.get("architectures")
     names = named if isinstance(named, list) and named else [_BY_MODEL_TYPE.get(str(model_type), model_type)]
     for name in names:
-        if isinstance(name, str) and (name in FAMILIES or name in _HEADLESS):
+        if isinstance(name, str) and (name in FAMILIES or name in _HEADLESS or name in _SCORED):
             return name
-    supported = ", ".join([*FAMILIES, *_HEADLESS])
+    supported = ", ".join([*FAMILIES, *_HEADLESS, *_SCORED])
     raise UnsupportedModel(f"architecture {', '.join(map(str, names))} is not supported; supported: {supported}")

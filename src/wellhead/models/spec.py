@@ -36,6 +36,20 @@ class RopeSpec:
     attention_factor: float = 1.0  # yarn: scales cos and sin
 
 
+@dataclass(frozen=True, slots=True)
+class ScoreSpec:
+    """The head that a checkpoint brings for a task of its own: ``labels`` scores of a final row.
+
+    ``bias``: of the last matrix. ``inner``: two matrices with ReLU between them (``[H, H]`` and ``[labels, H]``, both with a
+    bias), as Qwen2.5-Math's reward models have it. ``each``: it is meant for every row (or every step), not for one of a text.
+    """
+
+    labels: int
+    bias: bool = False
+    inner: bool = False
+    each: bool = False
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """Everything that the decoder, the weights check and the engine ask of a model.
@@ -49,6 +63,7 @@ class ModelSpec:
     ``norm_plus_one``: every norm, q/k norms too, multiplies by ``1 + weight``. ``embed_scale`` multiplies the
     embeddings, after being rounded to the dtype in which the model runs.
     ``has_head``: False for a model without an LM head (then ``tied_head`` is False too): its rows are all that it gives.
+    ``score``: the head of its own task, if it has one.
     ``logit_softcap``: ``cap * tanh(logits / cap)``.
 
     ``eos_token_ids`` may be empty: then nothing but a length or a stop string ends the text.
@@ -82,6 +97,7 @@ class ModelSpec:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     has_head: bool = True
+    score: ScoreSpec | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be a model, so that the decoder never has to ask."""

@@ -14,7 +14,7 @@ from wellhead.models.spec import ModelSpec
 #: What a tensor is for. ``mlp_norm`` stands before the MLP, the ``post`` norms behind attention and MLP (Gemma).
 Role = Literal[
     "embedding", "final_norm", "head", "q", "k", "v", "o", "gate", "up", "down",
-    "attn_norm", "mlp_norm", "attn_post_norm", "mlp_post_norm", "q_norm", "k_norm",
+    "attn_norm", "mlp_norm", "attn_post_norm", "mlp_post_norm", "q_norm", "k_norm", "score", "score_inner",
 ]  # fmt: skip
 #: A matrix ``[out, in]`` is packed (``Ops.pack``); biases and norms are vectors.
 Kind = Literal["matrix", "bias", "norm"]
@@ -23,6 +23,8 @@ Share = Literal["heads", "keys", "ffn", "vocabulary"]
 
 #: Hugging Face's modules, of the whole model and of one layer.
 TOP: dict[Role, str] = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}
+#: Of a head of the checkpoint's own: the matrix that gives the scores, alone or behind another.
+_SCORE, _SCORE_INNER, _SCORE_OUTER = "score", "score.0", "score.2"
 _LAYER: dict[Role, str] = {
     "q": "self_attn.q_proj",
     "k": "self_attn.k_proj",
@@ -65,7 +67,7 @@ def modules(*, post_norms: bool) -> dict[Role, str]:
 
 
 def all_tensors(spec: ModelSpec) -> Iterator[TensorSpec]:
-    """Every tensor that the decoder reads; no head when it is tied or absent."""
+    """Every tensor of the model; no LM head when it is tied or absent."""
     vocabulary = (spec.vocab_size, spec.hidden_size)
     yield TensorSpec("embedding", "matrix", f"{TOP['embedding']}.weight", vocabulary, "vocabulary")
     layer = layer_tensors(spec)
@@ -75,6 +77,21 @@ def all_tensors(spec: ModelSpec) -> Iterator[TensorSpec]:
     yield TensorSpec("final_norm", "norm", f"{TOP['final_norm']}.weight", (spec.hidden_size,))
     if spec.has_head and not spec.tied_head:
         yield TensorSpec("head", "matrix", f"{TOP['head']}.weight", vocabulary, "vocabulary")
+    yield from score_tensors(spec)
+
+
+def score_tensors(spec: ModelSpec) -> Iterator[TensorSpec]:
+    """Those of the checkpoint's own head, in the order in which a row passes them; every rank has them whole."""
+    score, hidden = spec.score, spec.hidden_size
+    if score is None:
+        return
+    if score.inner:
+        yield TensorSpec("score_inner", "matrix", f"{_SCORE_INNER}.weight", (hidden, hidden))
+        yield TensorSpec("score_inner", "bias", f"{_SCORE_INNER}.bias", (hidden,))
+    name = _SCORE_OUTER if score.inner else _SCORE
+    yield TensorSpec("score", "matrix", f"{name}.weight", (score.labels, hidden))
+    if score.bias:
+        yield TensorSpec("score", "bias", f"{name}.bias", (score.labels,))
 
 
 def layer_tensors(spec: ModelSpec) -> tuple[TensorSpec, ...]:

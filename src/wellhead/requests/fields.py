@@ -17,7 +17,19 @@ from wellhead.types import DTYPES
 
 Schema = Mapping[str, Any]
 Place = Literal[
-    "generate", "sampling_params", "completions", "chat", "embeddings", "hidden_states", "tokenize", "detokenize", "abort_request"
+    "generate",
+    "sampling_params",
+    "completions",
+    "chat",
+    "embeddings",
+    "hidden_states",
+    "tokenize",
+    "detokenize",
+    "abort_request",
+    "classify",
+    "rerank",
+    "score",
+    "embed",
 ]
 
 
@@ -160,15 +172,23 @@ MESSAGE: Schema = {
     "properties": {"role": STRING, "content": any_of(STRING, list_of(PART), {"type": "null"})},
 }
 MESSAGES = list_of(MESSAGE, minItems=1)
+DOCUMENT = any_of(STRING, {"type": "object", "required": ["text"], "properties": {"text": STRING}})
+DOCUMENTS = list_of(DOCUMENT, minItems=1)
+QUERIES = any_of(FILLED, list_of(DOCUMENT, minItems=1))
+SIDE = any_of(STRING, list_of(DOCUMENT, minItems=1))
 
 # --- the table --------------------------------------------------------------------------------------------------
 
 OPENAI: tuple[Place, ...] = ("completions", "chat")
 SAMPLED: tuple[Place, ...] = ("sampling_params", *OPENAI)
-EVERYWHERE: tuple[Place, ...] = ("completions", "chat", "embeddings", "hidden_states", "tokenize", "detokenize")
+EVERYWHERE: tuple[Place, ...] = (
+    "completions", "chat", "embeddings", "hidden_states", "tokenize", "detokenize", "classify", "rerank", "score",
+)  # fmt: skip
+TASKS: tuple[Place, ...] = ("classify", "rerank", "score", "embed")
 _ROWS = {"return_hidden_states": "last"}
 _LOGPROBS = {"return_logprob": True}
 _PROMPT = ("text", "input_ids")
+_TEXTS = {"documents": None, "texts": ["a text", "another"]}
 _NEW_TOKENS = ("sampling_params.max_new_tokens", "max_new_tokens")
 
 
@@ -325,6 +345,52 @@ TABLE: tuple[Field, ...] = (
           doc="`last`: the last token's row; `mean`: the mean of all rows (needs the ceiling `full`)"),
     Field(name="normalize", on=("embeddings",), schema=BOOL, default=True, example=False,
           doc="scale to length 1; without it a vector is that of the other endpoints"),
+    Field(name="normalize", on=("embed",), schema=BOOL, default=True, example=False, doc="scale to length 1"),
+    Field(name="dimensions", on=("embed",), schema=whole(1), example=4, doc="keep so many first numbers, then scale"),
+    Field(name="prompt_name", on=("embeddings", "embed"), schema=STRING, example=None,
+          doc="one of the model's own prompts, put in front of each text; such as `query`"),
+    Field(name="prompt", on=("embeddings",), schema=STRING, example="query: ", doc="a text of your own in front of each text"),
+    Field(name="inputs", on=("embed",), schema=INPUT, doc="a text, texts, token ids, or lists of token ids", example="one text",
+          required=True, engine=_PROMPT),
+    Field(name="truncate", on=("embed",), schema=BOOL, default=False, example=True, doc="cut texts that are too long"),
+    # labels and scores
+    Field(name="input", on=("classify",), schema=INPUT, doc="a text, texts, token ids, or lists of token ids (vLLM's answer)",
+          example="one text"),
+    Field(name="messages", on=("classify",), schema=MESSAGES, doc="a chat, by the model's own template; in place of `input`",
+          example=[{"role": "user", "content": "Name a city."}], beside={"input": None}),
+    Field(name="text", on=("classify",), schema=any_of(FILLED, TEXTS), doc="a text or several (the answer is SGLang's)",
+          example="one text", beside={"input": None}),
+    Field(name="input_ids", on=("classify",), schema=any_of(IDS, list_of(IDS, minItems=1)), doc="the same as token ids",
+          example=[1, 2, 3], beside={"input": None}),
+    Field(name="use_activation", on=("classify",), schema=BOOL, example=False,
+          doc="`true`: what the model's problem type makes of the scores (default, but for `text`); `false`: the scores"),
+    Field(name="query", on=("rerank",), schema=FILLED, required=True, doc="what is looked for", example="where?"),
+    Field(name="documents", on=("rerank",), schema=DOCUMENTS, doc="texts, or objects with a `text` (the answer is Cohere's)",
+          example=["a text", {"text": "another"}]),
+    Field(name="texts", on=("rerank",), schema=DOCUMENTS, doc="the same (the answer is text-embeddings-inference's)",
+          example=["a text", "another"], beside={"documents": None}),
+    Field(name="top_n", on=("rerank",), schema=COUNT, example=1, default=0, doc="so many of the best; 0: all"),
+    Field(name="return_documents", on=("rerank",), schema=BOOL, default=False, example=True, doc="the documents as well"),
+    Field(name="return_text", on=("rerank",), schema=BOOL, example=True, beside=_TEXTS, doc="likewise, with `texts`"),
+    Field(name="raw_scores", on=("rerank",), schema=BOOL, example=True, beside=_TEXTS,
+          doc="the logits behind the probabilities, with `texts`"),
+    Field(name="use_activation", on=("rerank", "score"), schema=BOOL, default=True, example=False,
+          doc="`false`: the logits behind the probabilities"),
+    Field(name="instruct", on=("rerank", "score"), schema=STRING,
+          doc="what the query is about, for models whose prompt has a place for it"),
+    Field(name="instruction", on=("rerank", "score"), schema=STRING, doc="the same as `instruct`"),
+    Field(name="truncate", on=("rerank", "score"), schema=BOOL, default=True, example=False,
+          doc="cut a document that is too long for the context, and nothing but the document"),
+    Field(name="max_tokens_per_doc", on=("rerank", "score"), schema=whole(1), example=4, doc="cut documents to so many tokens"),
+    Field(name="max_tokens_per_query", on=("score",), schema=whole(1), example=4, doc="cut queries likewise"),
+    Field(name="queries", on=("score",), schema=QUERIES, doc="one text, or one for each document", example="where?"),
+    Field(name="documents", on=("score",), schema=SIDE, doc="a text, texts, or objects with a `text`",
+          example=["a text", "another"]),
+    Field(name="items", on=("score",), schema=SIDE, doc="the same as `documents`", example="a text", beside={"documents": None}),
+    *(Field(name=name, on=("score",), schema=QUERIES if newer == "queries" else SIDE, doc=f"an older name of `{newer}`",
+            example="a text", beside={"queries": None, "documents": None, other: "one text"})
+      for name, other, newer in (("data_1", "data_2", "queries"), ("data_2", "data_1", "documents"),
+                                 ("text_1", "text_2", "queries"), ("text_2", "text_1", "documents"))),
     # log-probabilities
     Field(name="return_logprob", on=("generate",), schema=one_or_many(BOOL), default=False, example=True, way=Way.PASSED,
           doc="log-probabilities as `[value, token id, text or null]`; `null` for a value that nothing predicts (the first "
@@ -351,11 +417,11 @@ TABLE: tuple[Field, ...] = (
           schema={"type": "object", "additionalProperties": False,
                   "properties": {"include_usage": BOOL, "include_obfuscation": {"enum": [False]}}},
           doc="with `stream`: `include_usage` sends the usage in a last chunk; `include_obfuscation` must be false"),
-    Field(name="rid", on=("generate", "hidden_states", "embeddings"), schema=RIDS, example="mine",
+    Field(name="rid", on=("generate", "hidden_states", "embeddings", *TASKS), schema=RIDS, example="mine",
           way=Way.PASSED, doc="your name for the request (or one per prompt), for `/abort_request`"),
     Field(name="rid", on=OPENAI, schema=RID, example="mine", way=Way.PASSED,
           doc="your name for the request, for `/abort_request`"),
-    Field(name="timeout", on=("generate", *OPENAI, "embeddings", "hidden_states"), schema=TIMEOUT, example=30, way=Way.PASSED,
+    Field(name="timeout", on=("generate", *EVERYWHERE[:4], *TASKS), schema=TIMEOUT, example=30, way=Way.PASSED,
           doc="seconds; `--request-timeout` is the upper bound"),
     # tokens and aborts
     Field(name="prompt", on=("tokenize",), schema=any_of(STRING, list_of(STRING)), doc="one text or several", example="one text"),
@@ -437,6 +503,10 @@ EXAMPLES: Mapping[Place, Mapping[str, Any]] = {
     },
     "embeddings": {"model": "default", "input": ["one text", "another"], "encoding_format": "float"},
     "hidden_states": {"input": ["one text", "another"], "mode": "last"},
+    "classify": {"model": "default", "input": ["one text", "another"]},
+    "rerank": {"model": "default", "query": "where?", "documents": ["a text", "another"]},
+    "score": {"model": "default", "queries": "where?", "documents": ["a text", "another"]},
+    "embed": {"inputs": ["one text", "another"]},
     "tokenize": {"prompt": "one text"},
     "detokenize": {"tokens": [5, 6, 7]},
     "abort_request": {"rid": "some-request"},

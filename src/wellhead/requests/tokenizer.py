@@ -110,6 +110,13 @@ class Tokenizer:
         spans: list[tuple[int, int]] = self._backend.encode_batch([text])[0].offsets
         return spans
 
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
+        """Two texts as one, joined as the model's tokenizer joins pairs. Errors: InvalidRequest, naming the pair."""
+        for index, pair in enumerate(pairs):
+            for text in pair:
+                _check_unicode(text, index)
+        return [encoding.ids for encoding in self._backend.encode_batch_fast(list(pairs))]
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True) -> str:
         """Text of ids, in one go; broken UTF-8 shows as U+FFFD, and ids that are no tokens show as nothing.
 

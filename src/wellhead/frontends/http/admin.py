@@ -83,6 +83,7 @@ def _card(service: Service) -> dict[str, Any]:
     return {
         "id": service.model, "object": "model", "created": service.started, "owned_by": "wellhead", "root": config.model_path,
         "max_model_len": config.context_length, "is_generation": service.engine.assembled.spec.has_head,
+        "tasks": list(service.engine.tasks.kinds),
     }  # fmt: skip
 
 
@@ -92,7 +93,7 @@ async def model_info(service: Service, http: HttpRequest) -> Response:
     info = service.engine.info()
     names = (
         "model_path", "served_model_name", "architecture", "dtype", "return_hidden_states_mode", "capture_layers", "num_layers",
-        "is_generation", "hidden_size", "vocab_size", "context_length", "batch_invariant",
+        "is_generation", "tasks", "hidden_size", "vocab_size", "context_length", "batch_invariant",
     )  # fmt: skip
     path = service.engine.config.tokenizer_path or info["model_path"]
     facts = {"tokenizer_path": path, "has_chat_template": _has_template(service)}

@@ -16,13 +16,17 @@ import wellhead
 from wellhead.errors import ClientGone, InternalError, InvalidRequest, MethodNotAllowed, NotFound, WellheadError
 from wellhead.frontends.http import admin, heads, native
 from wellhead.frontends.http.chat import chat
+from wellhead.frontends.http.classify import classify
 from wellhead.frontends.http.completions import completions
 from wellhead.frontends.http.cors import shared
+from wellhead.frontends.http.embed import embed
 from wellhead.frontends.http.embeddings import embeddings
 from wellhead.frontends.http.gate import SCOPE_ID, Gate, error_response
 from wellhead.frontends.http.hidden import hidden_states
 from wellhead.frontends.http.options import ServerOptions
+from wellhead.frontends.http.rerank import rerank
 from wellhead.frontends.http.schemas import operation
+from wellhead.frontends.http.score import score
 from wellhead.frontends.http.service import Service
 from wellhead.metrics.http import HttpMetrics
 
@@ -42,6 +46,14 @@ ROUTES: dict[str, tuple[tuple[str, ...], Handler | Mapping[str, Handler]]] = {
     "/v1/hidden_states": (("POST",), hidden_states),
     "/v1/heads": (("GET", "POST"), {"GET": heads.heads, "POST": heads.add_head}),
     "/v1/heads/{name}": (("DELETE",), heads.remove_head),
+    "/embed": (("POST",), embed),
+    "/classify": (("POST",), classify),
+    "/v1/classify": (("POST",), classify),
+    "/rerank": (("POST",), rerank),
+    "/v1/rerank": (("POST",), rerank),
+    "/v2/rerank": (("POST",), rerank),
+    "/score": (("POST",), score),
+    "/v1/score": (("POST",), score),
     "/tokenize": (("POST",), admin.tokenize),
     "/detokenize": (("POST",), admin.detokenize),
     "/health": (("GET",), admin.health),
@@ -94,7 +106,7 @@ class Application:
             methods=[method],
             response_model=None,
             include_in_schema=shown,
-            operation_id=handler.__name__ if shown else None,
+            operation_id=operation_id(path, handler.__name__) if shown else None,
             openapi_extra=operation(path, method),
         )
 
@@ -127,6 +139,17 @@ async def _http_error(http: HttpRequest, error: Exception) -> Response:
         refusal.headers.update(getattr(error, "headers", None) or {})  # Allow
         return refusal
     return error_response(InvalidRequest(str(getattr(error, "detail", error))), path)
+
+
+def operation_id(path: str, name: str) -> str:
+    """A name of its own for each path that a handler has."""
+    paths = {
+        other
+        for other, (_, named) in ROUTES.items()
+        for handler in (named.values() if isinstance(named, Mapping) else (named,))
+        if handler.__name__ == name and not other.startswith("/get_")
+    }
+    return path.strip("/").replace("/", "_") if len(paths) > 1 else name
 
 
 def build(engine: Engine, options: ServerOptions) -> tuple[Any, Application]:

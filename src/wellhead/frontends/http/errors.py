@@ -19,6 +19,7 @@ STATUS: Mapping[str, int] = MappingProxyType(
         "row_out_of_range": 400,
         "prompt_too_long": 400,
         "no_lm_head": 400,
+        "task_not_served": 400,
         "batch_too_large": 400,
         "request_too_large": 400,
         "too_many_logprobs": 400,
