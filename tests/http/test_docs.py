@@ -158,5 +158,5 @@ def test_what_is_not_there_is_refused_by_name(shared: LiveServer) -> None:
     for name in ("json_schema", "regex", "ebnf", "structural_tag"):
         error = shared.refused("/generate", text="a", sampling_params={name: "x"})
         assert error["code"] == "unsupported_field" and name in error["param"]
-    for path in ("/encode", "/classify", "/v1/rerank", "/v1/score", "/v1/responses"):
+    for path in ("/encode", "/v1/responses", "/v1/decisions"):
         assert f"`{path}`" in SGLANG and shared.post(path).status_code == 404
