@@ -90,7 +90,8 @@ def examples(described: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
 def test_every_example_of_the_description_works(fuzzed: LiveServer, described: dict[str, Any]) -> None:
     found = list(examples(described))
     with_body = {(m, p) for p, ms in described["paths"].items() for m, op in ms.items() if "requestBody" in op}
-    assert {(m, p) for m, p, _ in found} == with_body
+    files = {("post", "/v1/heads")}  # its body is a file, and has no example
+    assert {(m, p) for m, p, _ in found} == with_body - files
     for method, path, body in found:
         answer = fuzzed.http.request(method, path, json=body)
         assert answer.status_code == 200, (path, body, answer.text)

@@ -46,8 +46,8 @@ def check(place: str, name: str, error: Mapping[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize(("place", "f"), EACH, ids=label)
-def test_every_refusal_of_every_field_is_in_the_callers_words(shared: LiveServer, place: str, f: Field) -> None:
-    refused = 0
+def test_every_refusal_of_every_field_is_in_the_callers_words(serving: Callable[[str], LiveServer], place: str, f: Field) -> None:
+    refused, shared = 0, serving(place)
     for value in WRONG:
         path, body = body_with(place, {f.name: value}, dict(f.beside))
         answer = shared.post(path, **body)

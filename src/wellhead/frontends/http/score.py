@@ -31,6 +31,8 @@ def translate(service: Service, payload: Payload) -> Wish[Asked[Any]]:
     if stranger is not None:
         raise InvalidRequest(f"{stranger} does not go with {left}", param=stranger)
     queries, documents = _side(payload, left), _side(payload, right)
+    if not all(queries):
+        raise InvalidRequest(f"{left} holds a query that is empty", param=left)
     if len(queries) == 1:
         queries *= len(documents)
     if len(queries) != len(documents):
