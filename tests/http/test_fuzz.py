@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from support.live import LiveServer
+from wellhead.frontends.http.schemas import PLACES
 
 schemathesis = pytest.importorskip("schemathesis")
 
@@ -87,9 +88,7 @@ def examples(described: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
                 yield method, path, body
 
 
-def test_every_example_of_the_description_works(
-    fuzzed: LiveServer, scoring: LiveServer, described: dict[str, Any]
-) -> None:
+def test_every_example_of_the_description_works(fuzzed: LiveServer, scoring: LiveServer, described: dict[str, Any]) -> None:
     found = list(examples(described))
     with_body = {(m, p) for p, ms in described["paths"].items() for m, op in ms.items() if "requestBody" in op}
     files = {("post", "/v1/heads")}  # its body is a file, and has no example
@@ -112,8 +111,7 @@ def test_fields_that_are_not_served_are_refused_by_name(fuzzed: LiveServer, fiel
 def test_the_table_of_statuses_has_every_code() -> None:
     import inspect
 
-    from wellhead.frontends.http.schemas import PLACES
-from wellhead import errors
+    from wellhead import errors
     from wellhead.frontends.http import errors as http_errors
 
     kinds: list[Callable[..., Any]] = [
