@@ -88,7 +88,7 @@ class PlanRow:
     def kept(self, tokens: int) -> dict[int, int]:
         """How many rows of each layer are to be handed over, if ``tokens`` of the drawn ones count."""
         end = self.valid_end(tokens)
-        return {layer: int(np.searchsorted(at, end)) for layer, at in self.keep.items()}
+        return {layer: len(at) if at[-1] < end else int(np.searchsorted(at, end)) for layer, at in self.keep.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,7 @@ def _gathering(rows: Sequence[PlanRow], layer: int, first: NDArray[np.int64], pa
     now, slots, counts = [], [], []
     for row, at in zip(rows, first.tolist(), strict=True):
         wanted = row.keep.get(layer, NOTHING)
-        cut = int(np.searchsorted(wanted, row.start))
+        cut = int(np.searchsorted(wanted, row.start)) if len(wanted) and wanted[0] < row.start else 0
         if cut:
             slots.append(slots_of(row, wanted[:cut], page_size))
         if cut < len(wanted):
