@@ -51,7 +51,7 @@ def rows_below(row: PlanRow, got: RowResult, end: int) -> tuple[dict[int, Positi
     """Positions and rows below ``end``, of each layer, of those that a step handed over."""
     at, rows = {}, {}
     for layer, kept in row.keep.items():
-        due = int(np.searchsorted(kept, end))
+        due = len(kept) if kept[-1] < end else int(np.searchsorted(kept, end))
         at[layer] = kept[:due]
         rows[layer] = got.hidden[layer][:due] if got.hidden is not None and due else _NO_ROWS
     return at, rows
