@@ -37,6 +37,11 @@ class SampleSpec:
     logprobs: LogprobSpec | None
 
 
+def count_below(at: Positions, end: int) -> int:
+    """How many of these positions (ascending, at least one) lie below ``end``: mostly all, and that is seen at once."""
+    return len(at) if at[-1] < end else int(np.searchsorted(at, end))
+
+
 @dataclass(frozen=True, slots=True)
 class PlanRow:
     """What one sequence does in this step.
@@ -88,7 +93,7 @@ class PlanRow:
     def kept(self, tokens: int) -> dict[int, int]:
         """How many rows of each layer are to be handed over, if ``tokens`` of the drawn ones count."""
         end = self.valid_end(tokens)
-        return {layer: len(at) if at[-1] < end else int(np.searchsorted(at, end)) for layer, at in self.keep.items()}
+        return {layer: count_below(at, end) for layer, at in self.keep.items()}
 
 
 @dataclass(frozen=True, slots=True)

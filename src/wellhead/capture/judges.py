@@ -13,8 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from wellhead.capture.readers import Kept, Reader
-from wellhead.errors import InternalError
+from wellhead.capture.readers import Kept, Reader, pick
 from wellhead.reads import Positions, Read, Selection
 from wellhead.types import DType, FinishReason, HeadOutput, HeadWish, Request, Scorer, Scores, StopOn, Verdict, widen
 
@@ -176,7 +175,7 @@ class OutputJudge:
     ) -> tuple[Positions, NDArray[np.float32]]:
         """Of the rows that came, those that its heads are to see, float32 ``[k, W]``, with their positions. Takes nothing."""
         due = self.wanted(self._next, end, tokens)
-        parts = [_picked(at[layer], rows[layer], due) for layer in self.read.layers] if len(due) else []
+        parts = [pick(at[layer], rows[layer], due) for layer in self.read.layers] if len(due) else []
         if not parts:
             return due, np.zeros((0, 0), np.float32)
         return due, np.concatenate([widen(part, self._dtype) for part in parts], axis=1)
@@ -188,15 +187,6 @@ class OutputJudge:
             for heard, (features, scores) in zip(self.heard, said, strict=True):
                 heard.hear(at[:count], (features[:count], scores[:count]))
         self._next = max(self._next, end)
-
-
-def _picked(at: Positions, rows: NDArray[np.generic], due: Positions) -> NDArray[np.generic]:
-    if len(at) == len(due) and bool((at == due).all()):
-        return rows
-    index = np.searchsorted(at, due)
-    if not len(at) or index[-1] >= len(at) or not bool((at[index] == due).all()):
-        raise InternalError(f"a head's rows {due.tolist()[:8]} did not come")
-    return rows[index]
 
 
 class Bench:

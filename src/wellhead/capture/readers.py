@@ -186,7 +186,7 @@ class Reader:
         if len(due):
             picked = {}
             for layer in self.read.layers:
-                picked[layer] = rows[layer] if _same(at[layer], due) else rows[layer][self._find(at[layer], due)]
+                picked[layer] = pick(at[layer], rows[layer], due)
             newest = self.selection.newest
             if newest is not None and len(due) >= newest and isinstance(self._store, Latest):
                 due = due[-newest:]
@@ -203,12 +203,6 @@ class Reader:
             if len(kept) < len(known):
                 self._store.settle(kept)
                 self._at = [kept]
-
-    def _find(self, at: Positions, due: Positions) -> NDArray[np.int64]:
-        index = np.searchsorted(at, due)
-        if len(at) < len(due) or index[-1] >= len(at) or not _same(at[index], due):
-            raise InternalError(f"rows {_span(at)} came, {_span(due)} were expected")
-        return index
 
     def _positions(self) -> Positions:
         if len(self._at) > 1:
@@ -274,6 +268,17 @@ class Reader:
 
 
 _NONE: Positions = np.empty(0, np.int64)
+
+
+def pick(at: Positions, rows: NDArray[Any], due: Positions) -> NDArray[Any]:
+    """Of rows at the positions ``at``, those at ``due`` (ascending, at least one); ``InternalError`` if any did not come."""
+    if _same(at, due):
+        return rows
+    index = np.searchsorted(at, due)
+    if len(at) < len(due) or index[-1] >= len(at) or not _same(at[index], due):
+        raise InternalError(f"rows {_span(at)} came, {_span(due)} were expected")
+    picked: NDArray[Any] = rows[index]
+    return picked
 
 
 def _same(a: Positions, b: Positions) -> bool:

@@ -19,7 +19,7 @@ from wellhead.heads.head import Head
 from wellhead.heads.together import Together
 from wellhead.reads import Positions
 from wellhead.scheduler.sequence import Sequence
-from wellhead.step import PlanRow, RowResult
+from wellhead.step import PlanRow, RowResult, count_below
 from wellhead.types import DType, FinishReason, Scorer
 
 Live = tuple[Sequence, PlanRow, RowResult]
@@ -51,7 +51,7 @@ def rows_below(row: PlanRow, got: RowResult, end: int) -> tuple[dict[int, Positi
     """Positions and rows below ``end``, of each layer, of those that a step handed over."""
     at, rows = {}, {}
     for layer, kept in row.keep.items():
-        due = len(kept) if kept[-1] < end else int(np.searchsorted(kept, end))
+        due = count_below(kept, end)
         at[layer] = kept[:due]
         rows[layer] = got.hidden[layer][:due] if got.hidden is not None and due else _NO_ROWS
     return at, rows
